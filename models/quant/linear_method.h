@@ -1,0 +1,106 @@
+// LinearMethod: how one weight format becomes resident on a rank and is applied. One implementation per
+// WeightScheme, made by MakeLinearMethod from an explicit table; models only say "linear"
+// (models/layers/linear.h) and never see a format.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/runtime/exec_context.h"
+#include "models/quant/scheme.h"
+#include "models/weights/shard_spec.h"
+#include "models/weights/weight_store.h"
+
+namespace lockstep {
+
+// Whether activations are quantized as the checkpoint says (W8A8), or never (W8A16, W4A16).
+enum class ActivationQuant { kNone, kCheckpoint };
+
+// The part of a linear [n, k] that a rank holds.
+struct LinearShard {
+  std::string module;            // full name in the checkpoint
+  std::string module_class;      // for accounting
+  int64_t n = 0;                 // full shape
+  int64_t k = 0;
+  std::vector<Range> rows;       // of n; ascending
+  Range columns;                 // of k; for a row-parallel linear whole virtual shards
+  bool row_parallel = false;     // input is sharded, output is a partial sum over ranks
+  VirtualShards virtual_shards;  // of the full k; {1, k} when not row-parallel
+
+  int64_t local_n() const {
+    int64_t sum = 0;
+    for (const Range& r : rows) sum += r.size;
+    return sum;
+  }
+  int64_t local_shards() const { return row_parallel ? columns.size / virtual_shards.size : 1; }
+};
+
+// An input of linears, quantized at most once per way of quantizing and shared by all linears that read
+// it. Lives for one call of a layer.
+class LinearInput {
+ public:
+  // x [T, K] F32 or BF16. `workspace` scope of the caller covers the quantized copies.
+  explicit LinearInput(ConstTensorView x) : x_(x) {}
+  ConstTensorView x() const { return x_; }
+
+  // One quantized form: E4M3 codes U8 [T, K] and F32 scales [T, groups].
+  struct Quantized {
+    ActivationScheme scheme = ActivationScheme::kNone;
+    int64_t group = 0;           // columns per scale
+    float static_scale = 0.0f;   // kFp8Static
+    TensorView codes;
+    TensorView scales;
+  };
+  std::vector<Quantized>& quantized() { return quantized_; }
+
+ private:
+  ConstTensorView x_;
+  std::vector<Quantized> quantized_;
+};
+
+// A resident linear: immutable after Prepare.
+class ResidentLinear {
+ public:
+  virtual ~ResidentLinear() = default;
+  const LinearShard& shard() const { return shard_; }
+  const LinearScheme& scheme() const { return scheme_; }
+
+  // sum[t, o] over the rank's columns, F32 [T, local_n]: scales applied per virtual shard or block before
+  // the tree over the rank's virtual shards (numerics N2). Not rounded.
+  virtual absl::Status Apply(ExecContext* ctx, LinearInput* input, TensorView sum) const = 0;
+
+  // For evaluation: what Apply makes of `input` before the product. Scales [T, groups of this rank].
+  // FailedPrecondition when this linear does not quantize its input.
+  virtual absl::StatusOr<LinearInput::Quantized> QuantizeInput(ExecContext* ctx,
+                                                               LinearInput* input) const = 0;
+
+ protected:
+  ResidentLinear(LinearShard shard, LinearScheme scheme)
+      : shard_(std::move(shard)), scheme_(std::move(scheme)) {}
+
+ private:
+  LinearShard shard_;
+  LinearScheme scheme_;
+};
+
+class LinearMethod {
+ public:
+  virtual ~LinearMethod() = default;
+  // InvalidArgument when the format cannot be cut like this (a column border inside 16 of K, say).
+  virtual absl::Status Validate(const LinearScheme& scheme, const LinearShard& shard) const = 0;
+  // Places the shard through the store, in the stored form. Corrupt values (NaN codes or scales,
+  // negative block scales, non-finite or zero globals) are DataLoss naming tensor and index.
+  virtual absl::StatusOr<std::unique_ptr<ResidentLinear>> Prepare(const LinearScheme& scheme,
+                                                                  const LinearShard& shard,
+                                                                  ActivationQuant activation_quant,
+                                                                  WeightStore* store) const = 0;
+};
+
+const LinearMethod& LinearMethodFor(WeightScheme scheme);
+
+}  // namespace lockstep
