@@ -1,0 +1,91 @@
+// Engine: the step loop. Owns every decision and the truth of every sequence; the workers own bytes.
+// One thread (Run) does all the work; the other methods are thread safe and only post to it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "coordinator/generation.h"
+#include "coordinator/step_transport.h"
+
+namespace lockstep {
+
+class Tokenizer;
+
+// Limits and policies; filled from flags.
+struct EngineOptions {
+  int64_t max_context = 0;            // prompt plus output, as enforced
+  int64_t kv_blocks = 0;              // of kGrid positions
+  int64_t slots = 16;                 // sequences with state on the device: the largest batch
+  int64_t snapshots = 64;             // of recurrent state, for the prefix cache; 0: no prefix cache
+  int64_t max_batch_tokens = 512;     // token budget of a step
+  int64_t snapshot_interval = 1024;   // a multiple of 64
+  int64_t max_queued_requests = 1024;
+  int64_t max_queued_tokens = 1 << 22;
+  int32_t steps_in_flight = 2;        // 1 or 2
+  bool prefix_cache = true;
+  // Injected by tests: tokens of the next chunk of a prompt, given (position, remaining, budget); any
+  // value in [1, min(remaining, budget)]. Empty: as many as the budget allows.
+  std::function<int64_t(int64_t position, int64_t remaining, int64_t budget)> chunk_policy;
+  // Injected by tests: also preempt the youngest idle sequence every this many steps; 0: only when
+  // blocks run out.
+  int64_t preempt_every = 0;
+};
+
+struct EngineStats {
+  int64_t requests_running = 0, requests_queued = 0;
+  int64_t kv_blocks_total = 0, kv_blocks_free = 0, kv_blocks_cached = 0, kv_blocks_active = 0;
+  int64_t slots_total = 0, slots_free = 0;
+  int64_t snapshots_total = 0, snapshots_used = 0;
+  // "steps", "tokens_generated", "tokens_prefilled", "tokens_cached", "tokens_replayed", "preemptions",
+  // "requests_started", "requests_finished", "requests_failed", "requests_cancelled",
+  // "digest_mismatches", "nan_logits", "tokens_discarded", ...
+  std::map<std::string, int64_t> counters;
+};
+
+class Engine {
+ public:
+  enum class CancelOutcome { kCancelled, kAlreadyFinished, kNotFound };
+
+  // `tokenizer` may be nullptr (token ids only). `transport` outlives the engine.
+  Engine(const EngineOptions& options, StepTransport* transport, const Tokenizer* tokenizer);
+  ~Engine();
+
+  // Starts the thread. The transport must be ready to take steps of `term` and `epoch`.
+  void Start(uint64_t term, uint64_t epoch);
+
+  // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED,
+  // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL, UNAVAILABLE DRAINING or
+  // ENGINE_FAILED. After OK the sink gets Accepted first. The sink is released after OnDone.
+  absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink);
+
+  // Ends a request with `status`. Idempotent. A finished request is remembered for a while.
+  CancelOutcome Cancel(const std::string& request_id, const absl::Status& status);
+
+  // Refuses new requests; running ones go on. Undo with Undrain.
+  void Drain();
+  void Undrain();
+  bool draining() const;
+  // True when nothing is queued or running.
+  bool idle() const;
+
+  // OK while steps can run, else why not (the transport failed, say). Never waits for the step loop.
+  absl::Status Ready() const;
+
+  EngineStats stats() const;
+
+  // Ends everything that runs with `status` and joins the thread.
+  void Stop(const absl::Status& status);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep
