@@ -79,6 +79,11 @@ class ResidentLinear {
   virtual absl::StatusOr<LinearInput::Quantized> QuantizeInput(ExecContext* ctx,
                                                                LinearInput* input) const = 0;
 
+  // out[t] = row (tokens[t] - row_begin) of the weight where this rank holds it, zeros elsewhere: a tied
+  // head serves as the embedding. FailedPrecondition for quantized weights. tokens I32 [T]; out [T, k].
+  virtual absl::Status GatherRows(ExecContext* ctx, ConstTensorView tokens, int64_t row_begin,
+                                  TensorView out) const = 0;
+
  protected:
   ResidentLinear(LinearShard shard, LinearScheme scheme)
       : shard_(std::move(shard)), scheme_(std::move(scheme)) {}
