@@ -41,11 +41,11 @@ LOCKSTEP_ALWAYS_INLINE inline BF16 ToBF16(float f) {
 template <typename T>
 T FromFloat(float f);
 template <>
-inline float FromFloat<float>(float f) {
+LOCKSTEP_ALWAYS_INLINE inline float FromFloat<float>(float f) {
   return f;
 }
 template <>
-inline BF16 FromFloat<BF16>(float f) {
+LOCKSTEP_ALWAYS_INLINE inline BF16 FromFloat<BF16>(float f) {
   return ToBF16(f);
 }
 
