@@ -75,16 +75,23 @@ absl::StatusOr<Workers> Workers::Start(int count, const std::vector<std::string>
 }
 
 absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& options) {
+  ASSIGN_OR_RETURN(Workers workers, Workers::Start(options.tp, options.worker_flags));
+  ASSIGN_OR_RETURN(auto cluster, StartCoordinator(options, workers.addresses));
+  cluster->workers_ = std::move(workers);
+  RETURN_IF_ERROR(cluster->WaitReady(absl::Seconds(120)));
+  return cluster;
+}
+
+absl::StatusOr<std::unique_ptr<Cluster>> Cluster::StartCoordinator(
+    const ClusterOptions& options, const std::vector<std::string>& addresses) {
   auto cluster = std::unique_ptr<Cluster>(new Cluster());
-  ASSIGN_OR_RETURN(cluster->workers_, Workers::Start(options.tp, options.worker_flags));
   const std::string file = TempPath("coordinator-address");
   cluster->coordinator_log_ = TempPath("coordinator-log");
-  const bool injected = !options.chunk_policy.empty() || options.preempt_every > 0;
-  std::vector<std::string> argv = {injected ? kTestCoordinator : kCoordinator,
+  std::vector<std::string> argv = {options.NeedsTestCoordinator() ? kTestCoordinator : kCoordinator,
                                    "--model",
                                    options.model,
                                    "--workers",
-                                   absl::StrJoin(cluster->workers_.addresses, ","),
+                                   absl::StrJoin(addresses, ","),
                                    "--host",
                                    "127.0.0.1",
                                    "--port",
@@ -92,9 +99,10 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
                                    "--address-file",
                                    file};
   argv.insert(argv.end(), options.coordinator_flags.begin(), options.coordinator_flags.end());
-  if (injected) {
+  if (options.NeedsTestCoordinator()) {
     argv.insert(argv.end(), {"--chunk-policy", options.chunk_policy, "--preempt-every",
-                             absl::StrCat(options.preempt_every)});
+                             absl::StrCat(options.preempt_every), "--delay-results-ms",
+                             absl::StrCat(options.delay_results_ms)});
   }
   ChildProcess::Options process;
   process.stderr_path = cluster->coordinator_log_;
@@ -109,7 +117,6 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const ClusterOptions& op
       grpc::CreateCustomChannel(*address, grpc::InsecureChannelCredentials(), ChannelArgs());
   cluster->inference_ = inference::v1::InferenceService::NewStub(cluster->channel_);
   cluster->models_ = inference::v1::ModelService::NewStub(cluster->channel_);
-  RETURN_IF_ERROR(cluster->WaitReady(absl::Seconds(120)));
   return cluster;
 }
 

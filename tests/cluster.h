@@ -41,12 +41,21 @@ struct ClusterOptions {
   // With any of these the coordinator is the test binary, which links the same libraries.
   std::string chunk_policy;  // "", "grid" (64), "one" (1), "random:<seed>"
   int preempt_every = 0;
+  int delay_results_ms = 0;  // between a result's arrival and the engine seeing it
+
+  bool NeedsTestCoordinator() const {
+    return !chunk_policy.empty() || preempt_every > 0 || delay_results_ms > 0;
+  }
 };
 
 class Cluster {
  public:
-  // Starts and waits until the server is ready.
+  // Starts workers and coordinator and waits until the server is ready.
   static absl::StatusOr<std::unique_ptr<Cluster>> Start(const ClusterOptions& options);
+  // The coordinator alone, for workers at these addresses; does not wait for readiness.
+  static absl::StatusOr<std::unique_ptr<Cluster>> StartCoordinator(
+      const ClusterOptions& options, const std::vector<std::string>& addresses);
+  absl::Status WaitReady(absl::Duration timeout);
   ~Cluster();
 
   const std::string& address() const { return address_; }
@@ -67,7 +76,6 @@ class Cluster {
 
  private:
   Cluster() = default;
-  absl::Status WaitReady(absl::Duration timeout);
 
   Workers workers_;
   ChildProcess coordinator_;
