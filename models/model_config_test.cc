@@ -128,6 +128,17 @@ TEST(ModelConfigTest, ImpossibleSizesAreRefusedByName) {
   }
 }
 
+TEST(ModelConfigTest, LayersMayBeGivenByTheirTypes) {
+  nlohmann::json json = Base();
+  json.erase("num_hidden_layers");
+  json["hybrid_override_pattern"] = "M-M*E";
+  ASSERT_OK_AND_ASSIGN(const ModelConfig pattern, Load(json));
+  EXPECT_EQ(pattern.num_layers, 5);
+  json["layers_block_type"] = {"mamba", "moe", "attention"};
+  ASSERT_OK_AND_ASSIGN(const ModelConfig types, Load(json));
+  EXPECT_EQ(types.num_layers, 3);
+}
+
 TEST(ModelConfigTest, FilesThatAreNoConfigs) {
   EXPECT_THAT(LoadModelConfig(MakeTempDir()),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("config.json")));
