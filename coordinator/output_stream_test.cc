@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 namespace v1 = ::lockstep::inference::v1;
 
-struct Run {
+struct StreamRun {
   std::string text;
   std::string raw;
   OutputStream::Step last;
@@ -28,10 +28,10 @@ struct Run {
 };
 
 // Pushes ids until the output finishes or they run out.
-Run PushAll(const Tokenizer* tokenizer, OutputStreamOptions options,
-            const std::vector<int32_t>& ids) {
+StreamRun PushAll(const Tokenizer* tokenizer, OutputStreamOptions options,
+                  const std::vector<int32_t>& ids) {
   OutputStream stream(tokenizer, std::move(options));
-  Run run;
+  StreamRun run;
   for (const int32_t id : ids) {
     run.last = stream.Push(id);
     EXPECT_TRUE(IsValidUtf8(run.last.text));
@@ -84,7 +84,7 @@ TEST(OutputStreamTest, NothingOfAStopLeaksHoweverItIsSplit) {
       options.stop_strings = {"never", stop};
       // "a" is in "after" only: every other stop is not in the text before.
       const size_t end = all.find(stop);
-      const Run run = PushAll(&tokenizer, options, ids);
+      const StreamRun run = PushAll(&tokenizer, options, ids);
       ASSERT_TRUE(run.last.finished);
       EXPECT_EQ(run.last.reason, v1::STOP_TEXT);
       EXPECT_EQ(run.last.stop_text, stop);
@@ -100,21 +100,21 @@ TEST(OutputStreamTest, HoldsOnlyWhatMayBecomeAStop) {
   const FakeTokenizer tokenizer;
   OutputStreamOptions options = Long();
   options.stop_strings = {"aabaac"};
-  const Run run = PushAll(&tokenizer, options, Bytes("xaabaabaaax"));
+  const StreamRun run = PushAll(&tokenizer, options, Bytes("xaabaabaaax"));
   EXPECT_THAT(run.steps,
               ::testing::ElementsAre("x", "", "", "", "", "", "aab", "", "", "aaba", "aax"));
 }
 
 TEST(OutputStreamTest, HoldsBeginningsOfCharacters) {
   const FakeTokenizer tokenizer;
-  const Run run = PushAll(&tokenizer, Long(),
-                          Bytes(u8"\u00e9\U0001f600\ufffd"
-                                "a\xE2\x82z\xFF"));
+  const StreamRun run = PushAll(&tokenizer, Long(),
+                                Bytes(u8"\u00e9\U0001f600\ufffd"
+                                      "a\xE2\x82z\xFF"));
   EXPECT_THAT(run.steps, ::testing::ElementsAre("", u8"\u00e9", "", "", "", u8"\U0001f600", "", "",
                                                 u8"\ufffd", "a", "", "", u8"\ufffdz", u8"\ufffd"));
   OutputStreamOptions options;
   options.max_tokens = 2;
-  const Run cut = PushAll(&tokenizer, options, Bytes("\xF0\x9F"));
+  const StreamRun cut = PushAll(&tokenizer, options, Bytes("\xF0\x9F"));
   EXPECT_EQ(cut.text, u8"\ufffd");
   EXPECT_EQ(cut.raw, "\xF0\x9F");
 }
@@ -228,7 +228,7 @@ TEST(OutputStreamTest, TheEndDoesNotDependOnTheTokens) {
     for (size_t i = 0; i < tokens.size(); ++i) {
       ids.push_back(FakeTokenizer::kFirstExtra + static_cast<int32_t>(i));
     }
-    const Run run = PushAll(&tokenizer, options, ids);
+    const StreamRun run = PushAll(&tokenizer, options, ids);
     EXPECT_EQ(run.last.stop_text, "bc");
     EXPECT_EQ(run.text, "za");
   }
@@ -379,7 +379,7 @@ TEST(OutputStreamTest, Ends) {
   const FakeTokenizer tokenizer;
   for (const End& end : ends) {
     SCOPED_TRACE(end.name);
-    const Run run = PushAll(&tokenizer, end.options, end.ids);
+    const StreamRun run = PushAll(&tokenizer, end.options, end.ids);
     EXPECT_TRUE(run.last.finished);
     EXPECT_EQ(run.last.reason, end.reason);
     EXPECT_EQ(run.tokens, end.tokens);
@@ -395,7 +395,7 @@ TEST(OutputStreamTest, WithoutATokenizerIdsStillEndTheOutput) {
   options.max_tokens = 3;
   options.stop_token_ids = {7};
   EXPECT_EQ(PushAll(nullptr, options, {5, 7}).last.reason, v1::STOP_TOKEN);
-  const Run run = PushAll(nullptr, options, {5, 6, 5});
+  const StreamRun run = PushAll(nullptr, options, {5, 6, 5});
   EXPECT_EQ(run.last.reason, v1::MAX_TOKENS);
   EXPECT_EQ(run.text, "");
 }
@@ -408,7 +408,7 @@ TEST(OutputStreamTest, LongStopStringsAreQuick) {
   }
   const std::string text(100000, 'a');
   const auto start = std::chrono::steady_clock::now();
-  const Run run = PushAll(&tokenizer, options, Bytes(text));
+  const StreamRun run = PushAll(&tokenizer, options, Bytes(text));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   EXPECT_EQ(run.text.size(), text.size() - 1023);
 }
