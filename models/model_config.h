@@ -31,17 +31,23 @@ struct ModelConfig {
   absl::StatusOr<double> Number(const std::string& key) const;
   double NumberOr(const std::string& key, double fallback) const;
   bool BoolOr(const std::string& key, bool fallback) const;
+  // "dtype" and "torch_dtype" are synonyms.
   std::string StringOr(const std::string& key, const std::string& fallback) const;
-  // rope_parameters.<key>, else <key> at the top of the text part (a nested value wins).
+  // rope_parameters.<key>, else rope_scaling.<key> (where "type" means "rope_type"), else <key> at the
+  // top of the text part.
   double RopeNumberOr(const std::string& key, double fallback) const;
   std::string RopeStringOr(const std::string& key, const std::string& fallback) const;
 };
 
 // NotFound without config.json; DataLoss for one that is no JSON object; InvalidArgument for missing or
-// impossible values.
+// impossible values. Sizes are 1 to 2^31 - 1, eos ids inside the vocabulary.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory);
 
 // JSON as checkpoints write it (see above). DataLoss names `what` and the byte offset.
 absl::StatusOr<nlohmann::json> ParseLenientJson(const std::string& text, const std::string& what);
+// The same with object keys in the order of the text (of duplicate keys the place of the first and the
+// value of the last).
+absl::StatusOr<nlohmann::ordered_json> ParseLenientOrderedJson(const std::string& text,
+                                                               const std::string& what);
 
 }  // namespace lockstep

@@ -27,7 +27,7 @@ struct TensorInfo {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;  // any rank; [] is a scalar
   std::string file;            // base name of the shard
-  const uint8_t* data = nullptr;
+  const uint8_t* data = nullptr;  // may be unaligned for its dtype: copy, do not cast
   int64_t bytes = 0;
 
   int64_t num_elements() const {
@@ -59,6 +59,8 @@ class Checkpoint {
  private:
   struct Mapping;
   Checkpoint() = default;
+  absl::Status AddFile(const std::string& path);
+  void ComputeDigest();
 
   std::string directory_;
   std::vector<std::unique_ptr<Mapping>> mappings_;

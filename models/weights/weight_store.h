@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -64,7 +65,10 @@ class WeightStore {
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes, int64_t checkpoint_bytes,
                                         const WeightClass& cls);
   // Says that the tensor was placed: drives progress and the weights_to_device counter.
+  // A tensor may be placed in parts (experts of a stack).
   void Placed(const TensorInfo& tensor, int64_t checkpoint_bytes);
+  // Tensors of which more bytes were placed than they have: weights that are resident twice.
+  std::vector<std::string> PlacedTwice() const;
   void SetExpectedBytes(int64_t bytes_total) { progress_state_.bytes_total = bytes_total; }
 
   // A small tensor (norm weight, A_log, convolution) as stored, the rank's slices of dimension 0
@@ -79,7 +83,8 @@ class WeightStore {
   };
   const std::map<WeightClass, Bytes>& bytes_by_class() const { return bytes_; }
   Bytes total() const;
-  // XXH3 over the resident bytes' sources in placement order: equal shards have equal digests.
+  // XXH3 over what was placed, in placement order (the checkpoint's digest, rank and world, names,
+  // dtypes, shapes, bytes of the share): the same shard loaded again has the same digest.
   uint64_t shard_digest() const { return shard_digest_; }
 
  private:
@@ -89,7 +94,8 @@ class WeightStore {
   Counters* counters_;
   ProgressFn progress_;
   LoadProgress progress_state_;
-  std::set<std::string> used_;
+  std::set<std::string> used_;     // used or allowed
+  std::map<std::string, int64_t> placed_bytes_;
   std::map<WeightClass, Bytes> bytes_;
   std::vector<DeviceBuffer> owned_;  // of PlaceTensor
   uint64_t shard_digest_ = 0;
