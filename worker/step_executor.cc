@@ -10,7 +10,7 @@
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/sampling/sampling.h"
-#include "worker/logits_rows.h"
+#include "worker/assemble_logits.h"
 
 namespace lockstep {
 namespace {

@@ -351,12 +351,18 @@ TEST(StepExecutor, APlanOfReleasesRunsNothing) {
 TEST(StepExecutor, CountsIdleWaitsOfAnOpenStream) {
   Cluster cluster(1);
   cluster.rank(0).OpenStream();
-  Decode(&cluster, {0, 1, Prompt(5, 8), 0}, 5, 4);
-  ASSERT_TRUE(cluster.rank(0).WaitUntilIdle(absl::Now() + absl::Seconds(5)));
+  Sequence s = {0, 1, Prompt(5, 8), 0};
+  for (int step = 0; step < 4; ++step) {
+    StepPlan plan;
+    *plan.add_sequences() = s.Chunk(5);
+    ASSERT_OK_AND_ASSIGN(StepResult result, cluster.Run(plan));
+    s.Take(result, 0);
+    ASSERT_TRUE(cluster.rank(0).WaitUntilIdle(absl::Now() + absl::Seconds(5)));
+  }
   const StepExecutor::Stats stats = cluster.rank(0).stats();
   EXPECT_EQ(stats.steps, 4u);
   EXPECT_EQ(stats.last_step, 4u);
-  EXPECT_GE(stats.idle_waits, 3);
+  EXPECT_EQ(stats.idle_waits, 4);
   EXPECT_GT(stats.step_micros, 0);
   EXPECT_FALSE(stats.running);
 }

@@ -1,4 +1,4 @@
-#include "worker/logits_rows.h"
+#include "worker/assemble_logits.h"
 
 #include <algorithm>
 #include <cstring>
