@@ -3,6 +3,7 @@
 // Not thread safe; belongs to the engine's thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <utility>

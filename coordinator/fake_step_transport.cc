@@ -129,7 +129,14 @@ absl::Status FakeStepTransport::Check(const StepRequest& request, StepPlan* plan
   last_step_ = request.step_id();
   if (pending_.size() >= 2) return absl::FailedPreconditionError("three steps are unanswered");
   if (!plan->ParseFromString(request.plan())) return absl::FailedPreconditionError("broken plan");
-  for (const int32_t slot : plan->released_slots()) slots_[static_cast<size_t>(slot)].live = false;
+  for (const int32_t released : plan->released_slots()) {
+    for (const Pending& pending : pending_) {
+      for (const SequenceEntry& entry : pending.plan.sequences()) {
+        if (entry.slot() == released) return Violation(entry, "released while in flight");
+      }
+    }
+    slots_[static_cast<size_t>(released)].live = false;
+  }
 
   int64_t tokens = 0, logits = 0;
   std::set<int32_t> named;

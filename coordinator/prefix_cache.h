@@ -7,6 +7,7 @@
 // Not thread safe; belongs to the engine's thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <string>
