@@ -45,18 +45,28 @@ TEST_F(QuantizeTest, PerTokenVector) {
   EXPECT_THAT(scales_, ElementsAre(1.0f / 448.0f));
 }
 
+// 3 * f32(1 / 448) is not the float nearest to 3 / 448.
+TEST_F(QuantizeTest, ScaleIsAProductWithTheReciprocal) {
+  ASSERT_NE(3.0f * (1.0f / 448.0f), 3.0f / 448.0f);
+  Dynamic({3.0f, 1.0f}, 1, ActScaleRule::kPerToken, {2, 2});
+  EXPECT_THAT(scales_, ElementsAre(3.0f * (1.0f / 448.0f)));
+  Dynamic({3.0f, 1.0f}, 1, ActScaleRule::kBlock128, {2, 2});
+  EXPECT_THAT(scales_, ElementsAre(3.0f * (1.0f / 448.0f)));
+}
+
 TEST_F(QuantizeTest, ZeroRowsGiveTheFloor) {
   Dynamic({0.0f, 0.0f, 0.0f, 448.0f}, 2, ActScaleRule::kPerToken, {2, 2});
   EXPECT_THAT(codes_, ElementsAre(0, 0, 0, 0x7e));
   EXPECT_THAT(scales_, ElementsAre(1.0f / (448.0f * 512.0f), 1.0f));
   Dynamic({0.0f, 0.0f}, 1, ActScaleRule::kBlock128, {2, 2});
-  EXPECT_THAT(scales_, ElementsAre(1e-10f / 448.0f));
+  EXPECT_THAT(scales_, ElementsAre(1e-10f * (1.0f / 448.0f)));
 }
 
 TEST_F(QuantizeTest, GroupsRestartAtShards) {
   // Shards of five columns, groups of three: 3 + 2, 3 + 2.
   Dynamic({448, 1, 1, 896, 1, 1344, 1, 1, 1792, 1}, 1, ActScaleRule::kBlock128, {5, 3});
-  EXPECT_THAT(scales_, ElementsAre(1, 2, 3, 4));
+  const float r = 1.0f / 448.0f;
+  EXPECT_THAT(scales_, ElementsAre(448 * r, 896 * r, 1344 * r, 1792 * r));
   EXPECT_EQ(codes_[0], 0x7e);
   EXPECT_EQ(codes_[3], 0x7e);
   EXPECT_EQ(codes_[4], FloatToE4M3(0.5f));
