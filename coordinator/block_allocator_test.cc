@@ -1,0 +1,1 @@
+#include "coordinator/block_allocator.h"

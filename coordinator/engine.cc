@@ -1,0 +1,376 @@
+// The thread around EngineCore: takes requests and cancellations from other threads, keeps steps
+// queued, and turns a failed transport into failed requests.
+#include "coordinator/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/engine_core.h"
+#include "coordinator/errors.h"
+#include "coordinator/scheduler.h"
+#include "kernels/base/check.h"
+#include "kernels/base/log.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kRememberedRequests = 4096;
+// How long the thread sleeps at most: bounds how late a deadline is noticed with an injected clock.
+constexpr absl::Duration kLongestWait = absl::Seconds(1);
+constexpr absl::Duration kLongestWaitInjectedClock = absl::Milliseconds(2);
+
+absl::Status WithReason(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+                        absl::Duration retry_after = absl::ZeroDuration()) {
+  ErrorDetail detail;
+  detail.reason = std::string(reason);
+  detail.retry_after = retry_after;
+  return MakeError(code, message, detail);
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(const EngineOptions& options, StepTransport* transport, const Tokenizer* tokenizer)
+      : options_(options),
+        transport_(transport),
+        core_(options, tokenizer,
+              {[this](const RequestState& request) { OnScheduled(request); },
+               [this](const RequestState& request) { OnEnd(request); }}) {
+    stats_ = core_.stats();
+  }
+
+  ~Impl() { Stop(WithReason(absl::StatusCode::kUnavailable, "DRAINING", "the server stopped")); }
+
+  void Start(uint64_t term, uint64_t epoch) {
+    CHECK(!thread_.joinable()) << "Engine::Start was called twice";
+    core_.BeginEpoch(term, epoch);
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) {
+    CHECK(!spec.prompt_ids.empty() && spec.max_tokens >= 1 && spec.n >= 1);
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      absl::Status status = Admissible(spec);
+      if (!status.ok()) return status;
+      Record record;
+      record.body_digest = spec.body_digest;
+      record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());
+      ++active_;
+      ++queued_;
+      queued_tokens_ += record.prompt_tokens;
+      records_.emplace(spec.request_id, std::move(record));
+      arrivals_.push_back({std::move(spec), std::move(sink), core_.Now()});
+    }
+    WakeUp();
+    return absl::OkStatus();
+  }
+
+  CancelOutcome Cancel(const std::string& request_id, const absl::Status& status) {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      const auto found = records_.find(request_id);
+      if (found == records_.end()) return CancelOutcome::kNotFound;
+      if (found->second.finished) return CancelOutcome::kAlreadyFinished;
+      cancels_.push_back({request_id, status});
+    }
+    WakeUp();
+    return CancelOutcome::kCancelled;
+  }
+
+  void SetDraining(bool draining) {
+    std::lock_guard<std::mutex> lock(mu_);
+    draining_ = draining;
+  }
+  bool draining() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return draining_;
+  }
+  bool idle() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return active_ == 0 && steps_in_flight_ == 0;
+  }
+  absl::Status Ready() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return failure_;
+  }
+  EngineStats stats() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    EngineStats stats = stats_;
+    // Requests that the thread has not taken yet.
+    stats.requests_queued += static_cast<int64_t>(arrivals_.size());
+    stats.counters["requests_started"] += static_cast<int64_t>(arrivals_.size());
+    return stats;
+  }
+
+  void Stop(const absl::Status& status) {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (stop_.ok()) stop_ = status.ok() ? absl::CancelledError("the engine stopped") : status;
+      if (failure_.ok()) failure_ = stop_;
+    }
+    WakeUp();
+    if (thread_.joinable()) thread_.join();
+    bool ended;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      ended = ended_;
+    }
+    if (!ended) EndEverything();  // the thread was never started
+  }
+
+ private:
+  struct Record {
+    uint64_t body_digest = 0;
+    int64_t prompt_tokens = 0;
+    bool scheduled = false;
+    bool finished = false;
+  };
+  struct Arrival {
+    GenerationSpec spec;
+    std::shared_ptr<GenerationSink> sink;
+    absl::Time submitted;
+  };
+  struct Cancellation {
+    std::string request_id;
+    absl::Status status;
+  };
+
+  // Requires mu_.
+  absl::Status Admissible(const GenerationSpec& spec) const {
+    if (!failure_.ok()) return failure_;
+    const auto known = records_.find(spec.request_id);
+    if (known != records_.end()) {
+      return WithReason(
+          absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
+          absl::StrCat("request_id ", spec.request_id,
+                       known->second.finished ? " was used by a finished request"
+                                              : " is in use by a running request",
+                       known->second.body_digest == spec.body_digest ? " with the same body"
+                                                                     : " with another body",
+                       ": choose a new one"));
+    }
+    const int64_t prompt = static_cast<int64_t>(spec.prompt_ids.size());
+    // The last token that is generated is never run.
+    const int64_t blocks = BlocksFor(prompt + spec.max_tokens - 1);
+    if (blocks > options_.kv_blocks) {
+      ErrorDetail detail;
+      detail.reason = "KV_CAPACITY_IMPOSSIBLE";
+      detail.field = "sampling.max_tokens";
+      detail.metadata = {{"blocks_needed", absl::StrCat(blocks)},
+                         {"blocks_total", absl::StrCat(options_.kv_blocks)},
+                         {"prompt_tokens", absl::StrCat(prompt)},
+                         {"max_tokens", absl::StrCat(spec.max_tokens)}};
+      return MakeError(
+          absl::StatusCode::kInvalidArgument,
+          absl::StrCat(prompt, " prompt tokens and ", spec.max_tokens, " new ones need ", blocks,
+                       " KV blocks of ", kBlockPositions, " positions, the server has ",
+                       options_.kv_blocks, ": shorten the prompt or lower max_tokens"),
+          detail);
+    }
+    if (draining_) {
+      return WithReason(absl::StatusCode::kUnavailable, "DRAINING",
+                        "the server is draining: send the request elsewhere");
+    }
+    if (queued_ >= options_.max_queued_requests ||
+        (queued_ > 0 && queued_tokens_ + prompt > options_.max_queued_tokens)) {
+      return WithReason(
+          absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
+          absl::StrCat(queued_, " requests with ", queued_tokens_,
+                       " prompt tokens are waiting; the limits are ", options_.max_queued_requests,
+                       " and ", options_.max_queued_tokens, ": retry later"),
+          absl::Seconds(1));
+    }
+    return absl::OkStatus();
+  }
+
+  void WakeUp() {
+    transport_->Wake();
+    wake_.notify_all();
+  }
+
+  // ---- called by core_, on the thread, without mu_ ----
+  void OnScheduled(const RequestState& request) {
+    std::lock_guard<std::mutex> lock(mu_);
+    Unqueue(&records_.at(request.spec.request_id));
+  }
+  void OnEnd(const RequestState& request) {
+    std::lock_guard<std::mutex> lock(mu_);
+    Record& record = records_.at(request.spec.request_id);
+    Unqueue(&record);
+    record.finished = true;
+    --active_;
+    remembered_.push_back(request.spec.request_id);
+    if (remembered_.size() > kRememberedRequests) {
+      records_.erase(remembered_.front());
+      remembered_.pop_front();
+    }
+    PublishLocked();
+  }
+  void Unqueue(Record* record) {
+    if (record->scheduled) return;
+    record->scheduled = true;
+    --queued_;
+    queued_tokens_ -= record->prompt_tokens;
+  }
+  void PublishLocked() {
+    stats_ = core_.stats();
+    steps_in_flight_ = core_.steps_in_flight();
+  }
+
+  // ---- the thread ----
+  void Run() {
+    while (TakeInbox()) {
+      core_.ExpireDeadlines(core_.Now());
+      const absl::Status status = Advance();
+      if (!status.ok()) Fail(status);
+    }
+    EndEverything();
+  }
+
+  // False when the engine is to stop.
+  bool TakeInbox() {
+    std::deque<Arrival> arrivals;
+    std::deque<Cancellation> cancels;
+    bool failed = false;
+    {
+      std::unique_lock<std::mutex> lock(mu_);
+      PublishLocked();
+      if (core_.steps_in_flight() == 0 && (core_.active_requests() == 0 || !failure_.ok())) {
+        wake_.wait(lock, [this] { return !stop_.ok() || !arrivals_.empty() || !cancels_.empty(); });
+      }
+      if (!stop_.ok()) return false;
+      arrivals.swap(arrivals_);
+      cancels.swap(cancels_);
+      failed = !failure_.ok();
+      // Counted by core_ from here on.
+      PublishLocked();
+    }
+    for (Arrival& arrival : arrivals) {
+      core_.Add(std::move(arrival.spec), std::move(arrival.sink), arrival.submitted);
+    }
+    for (const Cancellation& cancel : cancels) {
+      core_.End(cancel.request_id, cancel.status, RequestEnd::kCancelled);
+    }
+    if (failed) core_.EndAll(Ready());
+    return true;
+  }
+
+  // Queues steps and takes one result.
+  absl::Status Advance() {
+    while (core_.steps_in_flight() < options_.steps_in_flight) {
+      const absl::optional<worker::v1::StepRequest> step = core_.PlanStep();
+      if (!step) break;
+      const absl::Status sent = transport_->Send(*step);
+      if (!sent.ok()) return sent;
+    }
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      PublishLocked();
+    }
+    if (core_.steps_in_flight() == 0) {
+      // With no step in flight every block is free or owned by a sequence that could be preempted.
+      CHECK_EQ(core_.active_requests(), 0) << "nothing can be planned";
+      return absl::OkStatus();
+    }
+    const absl::StatusOr<worker::v1::StepResult> result =
+        transport_->Receive(absl::Now() + LongestWait());
+    if (result.ok()) return core_.ApplyResult(*result);
+    if (absl::IsDeadlineExceeded(result.status()) || absl::IsCancelled(result.status())) {
+      return absl::OkStatus();
+    }
+    return result.status();
+  }
+
+  absl::Duration LongestWait() const {
+    if (options_.clock) return kLongestWaitInjectedClock;
+    const absl::Duration left = core_.NextDeadline() - absl::Now();
+    return std::min(kLongestWait, std::max(left, absl::Milliseconds(1)));
+  }
+
+  void Fail(const absl::Status& cause) {
+    const absl::Status status = WithReason(
+        absl::StatusCode::kUnavailable, "ENGINE_FAILED",
+        absl::StrCat("the workers cannot run steps any more: ", cause.message()));
+    LogError("engine: ", cause.ToString());
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (failure_.ok()) failure_ = status;
+    }
+    core_.EndAll(status);
+    core_.DropStepsInFlight();
+  }
+
+  void EndEverything() {
+    absl::Status status;
+    std::deque<Arrival> arrivals;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      status = stop_;
+      arrivals.swap(arrivals_);
+      cancels_.clear();
+    }
+    for (Arrival& arrival : arrivals) {
+      core_.Add(std::move(arrival.spec), std::move(arrival.sink), arrival.submitted);
+    }
+    core_.EndAll(status);
+    core_.DropStepsInFlight();
+    std::lock_guard<std::mutex> lock(mu_);
+    PublishLocked();
+    ended_ = true;
+  }
+
+  // Constant.
+  const EngineOptions options_;
+  StepTransport* const transport_;
+
+  // Of the thread.
+  EngineCore core_;
+  std::thread thread_;
+
+  mutable std::mutex mu_;
+  std::condition_variable wake_;
+  // Guarded by mu_:
+  std::deque<Arrival> arrivals_;
+  std::deque<Cancellation> cancels_;
+  std::unordered_map<std::string, Record> records_;
+  std::deque<std::string> remembered_;  // finished ones, oldest first
+  int64_t active_ = 0;
+  int64_t queued_ = 0;
+  int64_t queued_tokens_ = 0;
+  int32_t steps_in_flight_ = 0;
+  bool draining_ = false;
+  bool ended_ = false;
+  absl::Status failure_;  // why no request is taken
+  absl::Status stop_;     // not OK: the thread is to end
+  EngineStats stats_;
+};
+
+Engine::Engine(const EngineOptions& options, StepTransport* transport, const Tokenizer* tokenizer)
+    : impl_(std::make_unique<Impl>(options, transport, tokenizer)) {}
+Engine::~Engine() = default;
+void Engine::Start(uint64_t term, uint64_t epoch) { impl_->Start(term, epoch); }
+absl::Status Engine::Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) {
+  return impl_->Submit(std::move(spec), std::move(sink));
+}
+Engine::CancelOutcome Engine::Cancel(const std::string& request_id, const absl::Status& status) {
+  return impl_->Cancel(request_id, status);
+}
+void Engine::Drain() { impl_->SetDraining(true); }
+void Engine::Undrain() { impl_->SetDraining(false); }
+bool Engine::draining() const { return impl_->draining(); }
+bool Engine::idle() const { return impl_->idle(); }
+absl::Status Engine::Ready() const { return impl_->Ready(); }
+EngineStats Engine::stats() const { return impl_->stats(); }
+void Engine::Stop(const absl::Status& status) { impl_->Stop(status); }
+
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+// EngineCore: everything the engine decides, without its thread: requests and sequences, the plan of the
+// next step, and what a step's result means. The caller carries steps and results, in order.
+// Not thread safe; belongs to the engine's thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "coordinator/engine.h"
+#include "coordinator/prefix_cache.h"
+#include "coordinator/scheduler.h"
+#include "coordinator/sequence_state.h"
+
+namespace lockstep {
+
+enum class RequestEnd { kFinished, kFailed, kCancelled };
+
+class EngineCore {
+ public:
+  struct Hooks {
+    // The request has got its first place in a step: it is queued no more.
+    std::function<void(const RequestState& request)> on_scheduled;
+    // Before OnDone.
+    std::function<void(const RequestState& request)> on_end;
+  };
+
+  EngineCore(const EngineOptions& options, const Tokenizer* tokenizer, Hooks hooks);
+  ~EngineCore();
+
+  // Steps are numbered from 1 again. No step may be in flight.
+  void BeginEpoch(uint64_t term, uint64_t epoch);
+
+  // Takes a request whose id is not active. Sends its Accepted events.
+  void Add(GenerationSpec spec, std::shared_ptr<GenerationSink> sink, absl::Time submitted);
+  // Ends an active request. False when there is none of this id.
+  bool End(const std::string& request_id, const absl::Status& status, RequestEnd how);
+  void EndAll(const absl::Status& status);
+  // Ends what is past its deadline.
+  void ExpireDeadlines(absl::Time now);
+  absl::Time NextDeadline() const;
+
+  // The next step, which counts as in flight from now on; nothing when there is nothing to run.
+  absl::optional<worker::v1::StepRequest> PlanStep();
+  // The result of the oldest step in flight. An error means that the workers cannot be believed.
+  absl::Status ApplyResult(const worker::v1::StepResult& result);
+  // No step in flight will ever report (the group broke). All requests must have ended.
+  void DropStepsInFlight();
+
+  int32_t steps_in_flight() const { return static_cast<int32_t>(in_flight_.size()); }
+  int64_t active_requests() const { return static_cast<int64_t>(by_id_.size()); }
+  EngineStats stats() const;
+  absl::Time Now() const;
+
+ private:
+  struct SnapshotInFlight {
+    int32_t snapshot;
+    uint64_t name;
+  };
+  struct EntryInFlight {
+    SequenceState* sequence;
+    int32_t slot;
+    uint64_t generation;
+    int64_t position;
+    int64_t tokens;
+    int64_t num_logits;
+    bool sample;
+    int32_t restore_snapshot;  // -1: none
+    std::vector<SnapshotInFlight> snapshots;
+  };
+  struct StepInFlight {
+    uint64_t step_id;
+    uint64_t batch_digest;
+    std::vector<EntryInFlight> entries;
+  };
+  struct Counters;
+
+  bool CacheUsable(const RequestState& request) const { return !request.chain.empty(); }
+  bool WaitsForSibling(const SequenceState& sequence) const;
+  int64_t LogitsFrom(const SequenceState& s) const { return s.request->prompt_length() - 1; }
+
+  // ---- planning ----
+  SchedulerInput MakeSchedulerInput(std::vector<SequenceState*>* sequences) const;
+  SchedulerSequence RunningView(const SequenceState& sequence) const;
+  SchedulerSequence WaitingView(const SequenceState& sequence) const;
+  PrefixCache::Hit LookupHit(const SequenceState& sequence) const;
+  void Preempt(SequenceState* sequence);
+  void Admit(SequenceState* sequence);
+  EntryInFlight AddEntry(SequenceState* sequence, const ScheduledRows& rows,
+                         worker::v1::StepPlan* plan);
+  void AddSnapshots(const SequenceState& sequence, EntryInFlight* entry,
+                    worker::v1::SequenceEntry* message);
+  worker::v1::StepRequest Seal(const worker::v1::StepPlan& plan, StepInFlight step);
+
+  // ---- results ----
+  absl::Status ApplyEntry(const EntryInFlight& entry, const worker::v1::SequenceResult& result);
+  void PublishToCache(const EntryInFlight& entry);
+  void CheckReplayedDigests(const EntryInFlight& entry, const worker::v1::SequenceResult& result);
+  void Log(const EntryInFlight& entry, const worker::v1::SequenceResult& result);
+  void FinishOutput(SequenceState* sequence, const OutputStream::Step& step);
+  // Its step failed.
+  void Abandon(const EntryInFlight& entry);
+  // Its step has reported, or never will.
+  void Unpin(const EntryInFlight& entry);
+
+  // ---- ends ----
+  void Retire(SequenceState* sequence);
+  void ReleasePlace(SequenceState* sequence);
+  void EndRequest(RequestState* request, const absl::Status& status, RequestEnd how);
+  void Reap();
+
+  const EngineOptions options_;
+  const Tokenizer* const tokenizer_;
+  const Hooks hooks_;
+
+  uint64_t term_ = 0;
+  uint64_t epoch_ = 0;
+  uint64_t last_step_ = 0;
+  uint64_t last_digest_ = 0;
+  int64_t next_arrival_ = 0;
+  int64_t steps_since_forced_ = 0;
+
+  PrefixCache cache_;
+  std::vector<int32_t> free_slots_;
+  std::vector<uint64_t> generations_;    // of each slot
+  std::vector<int32_t> released_slots_;  // not announced to the workers yet
+
+  std::map<int64_t, std::unique_ptr<RequestState>> requests_;  // by arrival
+  std::map<std::string, RequestState*> by_id_;                 // those that have not ended
+  std::vector<RequestState*> ended_;                           // to be reaped
+  std::set<SequenceState*, OlderSequence> waiting_;
+  std::set<SequenceState*, OlderSequence> running_;
+  std::deque<StepInFlight> in_flight_;
+  std::unique_ptr<Counters> counters_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+// InferenceService as a gRPC service: thin adapters from messages to the validator and the backend.
+#pragma once
+
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/random/random.h"
+#include "absl/synchronization/mutex.h"
+#include "coordinator/request_validator.h"
+#include "coordinator/serving_backend.h"
+#include "grpcpp/grpcpp.h"
+#include "proto/inference.grpc.pb.h"
+
+namespace lockstep {
+
+namespace internal {
+// Every method takes its request as bytes (see rpc_util.h).
+using RawInference = inference::v1::InferenceService;
+using InferenceServiceBase = RawInference::WithRawCallbackMethod_Generate<
+    RawInference::WithRawCallbackMethod_GenerateOnce<
+        RawInference::WithRawCallbackMethod_CancelGeneration<
+            RawInference::WithRawCallbackMethod_Tokenize<
+                RawInference::WithRawCallbackMethod_Detokenize<
+                    RawInference::WithRawCallbackMethod_CountTokens<RawInference::Service>>>>>>;
+}  // namespace internal
+
+class InferenceServiceImpl final : public internal::InferenceServiceBase {
+ public:
+  // `backend` outlives the service.
+  explicit InferenceServiceImpl(ServingBackend* backend, const RequestLimits& limits = {});
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* GenerateOnce(grpc::CallbackServerContext* context,
+                                         const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* CancelGeneration(grpc::CallbackServerContext* context,
+                                             const grpc::ByteBuffer* request,
+                                             grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
+                                       const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* CountTokens(grpc::CallbackServerContext* context,
+                                        const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* response) override;
+
+ private:
+  // Bytes of a GenerateRequest to a spec that may be submitted.
+  absl::StatusOr<GenerationSpec> Prepare(const grpc::CallbackServerContext& context,
+                                         const grpc::ByteBuffer& request);
+  void FillFresh(RequestContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  ServingBackend* const backend_;
+  const RequestLimits limits_;
+  absl::Mutex mutex_;
+  absl::BitGen random_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace lockstep

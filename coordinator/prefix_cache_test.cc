@@ -1,0 +1,1 @@
+#include "coordinator/prefix_cache.h"
