@@ -12,12 +12,12 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::ArmContext;
 using testing::ArmTensor;
 using testing::BatchBuilder;
 using testing::Chunk;
 using testing::DryRunContext;
+using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::Rounded;
 using testing::StatusIs;
@@ -161,8 +161,7 @@ std::vector<double> Reference(const Case& c, const Inputs& in, int64_t tokens) {
   std::vector<std::vector<double>> keys;  // [token * kv_heads + head]
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t h = 0; h < c.kv_heads; ++h) {
-      keys.push_back(
-          PrepareHead(c, &in.k[t * in.kv_width + h * c.dim], in.k_norm, in.inv_freq, t));
+      keys.push_back(PrepareHead(c, &in.k[t * in.kv_width + h * c.dim], in.k_norm, in.inv_freq, t));
       for (double& e : keys.back()) e = RoundTo(c.cache, e);
     }
     for (int64_t h = 0; h < c.q_heads; ++h) {
@@ -243,8 +242,7 @@ TEST(Attention, BatchMatesThreadsAndInstructionSetsChangeNothing) {
     const Cache cache(c);
     std::vector<float> got_one, got_two;
     int32_t start_one = 0, start_two = 0;
-    for (const auto& rows :
-         std::vector<std::pair<int32_t, int32_t>>{{100, 1}, {1, 99}, {39, 40}}) {
+    for (const auto& rows : std::vector<std::pair<int32_t, int32_t>>{{100, 1}, {1, 99}, {39, 40}}) {
       const auto out = Step(&context, c,
                             {{&two, {0, start_two, rows.second, {8, 1, 4}}},
                              {&one, {1, start_one, rows.first, {3, 9, 2}}}},
@@ -314,10 +312,10 @@ TEST(Attention, RefusesWrongTensorsAndBlocksByName) {
   p = ToParams(c);
   EXPECT_OK(PagedAttention(context.get(), too_long.batch(), p, q.view(), q.view(), cache.view(),
                            out.view()));
-  EXPECT_THAT(PagedAttention(context.get(), beyond.batch(), p, q.view(), q.view(), cache.view(),
-                             out.view()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("sequence 0 reaches position 132")));
+  EXPECT_THAT(
+      PagedAttention(context.get(), beyond.batch(), p, q.view(), q.view(), cache.view(),
+                     out.view()),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sequence 0 reaches position 132")));
 }
 
 TEST(Attention, DryRunTouchesNothing) {

@@ -12,10 +12,10 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::ArmContext;
 using testing::ArmTensor;
 using testing::DryRunContext;
+using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::StatusIs;
 
@@ -40,8 +40,8 @@ SampleResult SampleOne(const std::vector<float>& row, const SamplingState& state
   ArmContext context;
   ArmTensor logits(DType::kF32, {1, static_cast<int64_t>(row.size())}, row);
   std::vector<SampleResult> results;
-  CHECK_OK(Sample(context.get(), logits.view(), state.vocab_size(), {&state}, {position},
-                  &results));
+  CHECK_OK(
+      Sample(context.get(), logits.view(), state.vocab_size(), {&state}, {position}, &results));
   EXPECT_EQ(context.op_launches(), 1);
   return results[0];
 }
@@ -377,8 +377,8 @@ TEST(Sample, RefusesWrongArguments) {
 TEST(Sample, DryRunSizesTheWorkspace) {
   DryRunContext context;
   std::vector<SampleResult> results;
-  ASSERT_OK(Sample(context.get(), TensorView(nullptr, DType::kF32, {3, 128}), 100, {}, {},
-                   &results));
+  ASSERT_OK(
+      Sample(context.get(), TensorView(nullptr, DType::kF32, {3, 128}), 100, {}, {}, &results));
   EXPECT_GT(context.workspace().peak(), 0);
 }
 

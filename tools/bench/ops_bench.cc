@@ -1,5 +1,6 @@
-// ops_bench: times the ops without matrix products for one token and for a prefill, with the shapes of
-// the small Qwen3.5 goldens. One thread. A line per op: microseconds per call for 1 and for 128 rows.
+// ops_bench: times the ops without matrix products for one token and for a prefill, with the shapes
+// of the small Qwen3.5 goldens. One thread. A line per op: microseconds per call for 1 and for 128
+// rows.
 #include <chrono>
 #include <functional>
 #include <iostream>
@@ -55,12 +56,14 @@ void BenchRows(ArmContext* context) {
     return AddRmsNorm(context->get(), x.view().Rows(0, rows), y.view().Rows(0, rows), w.view(), {},
                       out.view().Columns(0, 256).Rows(0, rows));
   };
-  Report("add_rms_norm", [&] { return norm(1); }, [&] { return norm(kRows); });
+  Report(
+      "add_rms_norm", [&] { return norm(1); }, [&] { return norm(kRows); });
   const auto swiglu = [&](int64_t rows) {
     return SwiGlu(context->get(), gate.view().Rows(0, rows), up.view().Rows(0, rows),
                   out.view().Rows(0, rows));
   };
-  Report("swiglu", [&] { return swiglu(1); }, [&] { return swiglu(kRows); });
+  Report(
+      "swiglu", [&] { return swiglu(1); }, [&] { return swiglu(kRows); });
 }
 
 void BenchAttention(ArmContext* context) {
@@ -85,13 +88,15 @@ void BenchAttention(ArmContext* context) {
                              kv.view().Rows(0, rows), kv.view().Rows(0, rows), norm.view(),
                              norm.view(), freq.view(), cache, q_out.view().Rows(0, rows));
   };
-  Report("rope_and_cache_write", [&] { return write(decode); }, [&] { return write(prefill); });
+  Report(
+      "rope_and_cache_write", [&] { return write(decode); }, [&] { return write(prefill); });
   const auto attend = [&](const BatchBuilder& b) {
     const int64_t rows = b.batch().num_tokens;
     return PagedAttention(context->get(), b.batch(), p, q_out.view().Rows(0, rows),
                           q.view().Rows(0, rows), cache, out.view().Rows(0, rows));
   };
-  Report("paged_attention", [&] { return attend(decode); }, [&] { return attend(prefill); });
+  Report(
+      "paged_attention", [&] { return attend(decode); }, [&] { return attend(prefill); });
   std::cout << "paged_attention at position 1000\t"
             << Microseconds([&] { return attend(long_decode); }) << std::endl;
 }
@@ -120,7 +125,8 @@ void BenchDeltaNet(ArmContext* context) {
     return CausalConv(context->get(), batch.batch(), p, x.view().Rows(0, rows), w.view(), s,
                       y.view().Rows(0, rows));
   };
-  Report("causal_conv", [&] { return convolve(decode); }, [&] { return convolve(prefill); });
+  Report(
+      "causal_conv", [&] { return convolve(decode); }, [&] { return convolve(prefill); });
   const auto run = [&](const BatchBuilder& batch) {
     const int64_t rows = batch.batch().num_tokens;
     return GatedDeltaNet(context->get(), batch.batch(), p, y.view().Rows(0, rows),
@@ -128,7 +134,8 @@ void BenchDeltaNet(ArmContext* context) {
                          h.view(), h.view(), n.view(), s, out.view().Rows(0, rows));
   };
   CHECK_OK(run(prefill));
-  Report("gated_delta_net", [&] { return run(decode); }, [&] { return run(prefill); });
+  Report(
+      "gated_delta_net", [&] { return run(decode); }, [&] { return run(prefill); });
 }
 
 void BenchSampling(ArmContext* context) {
