@@ -5,15 +5,18 @@
 #include <cstdint>
 #include <cstring>
 
+// Inlined wherever it is used: sources for different instruction sets must not share one copy.
+#define LOCKSTEP_ALWAYS_INLINE __attribute__((always_inline))
+
 namespace lockstep {
 
-inline float BitsToFloat(uint32_t bits) {
+LOCKSTEP_ALWAYS_INLINE inline float BitsToFloat(uint32_t bits) {
   float f;
   std::memcpy(&f, &bits, sizeof f);
   return f;
 }
 
-inline uint32_t FloatToBits(float f) {
+LOCKSTEP_ALWAYS_INLINE inline uint32_t FloatToBits(float f) {
   uint32_t bits;
   std::memcpy(&bits, &f, sizeof bits);
   return bits;
@@ -24,11 +27,11 @@ struct BF16 {
   uint16_t bits;
 };
 
-inline float ToFloat(float f) { return f; }
-inline float ToFloat(BF16 b) { return BitsToFloat(static_cast<uint32_t>(b.bits) << 16); }
+LOCKSTEP_ALWAYS_INLINE inline float ToFloat(float f) { return f; }
+LOCKSTEP_ALWAYS_INLINE inline float ToFloat(BF16 b) { return BitsToFloat(static_cast<uint32_t>(b.bits) << 16); }
 
 // Rounds to nearest even. A NaN stays a (quiet) NaN; values beyond the range become infinity.
-inline BF16 ToBF16(float f) {
+LOCKSTEP_ALWAYS_INLINE inline BF16 ToBF16(float f) {
   const uint32_t bits = FloatToBits(f);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return BF16{static_cast<uint16_t>((bits >> 16) | 0x40)};
   return BF16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
@@ -38,11 +41,11 @@ inline BF16 ToBF16(float f) {
 template <typename T>
 T FromFloat(float f);
 template <>
-inline float FromFloat<float>(float f) {
+LOCKSTEP_ALWAYS_INLINE inline float FromFloat<float>(float f) {
   return f;
 }
 template <>
-inline BF16 FromFloat<BF16>(float f) {
+LOCKSTEP_ALWAYS_INLINE inline BF16 FromFloat<BF16>(float f) {
   return ToBF16(f);
 }
 

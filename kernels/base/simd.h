@@ -1,8 +1,10 @@
-// F32x16: sixteen floats as one value, over AVX-512, AVX2 or plain C++. Every operation is exact per
-// lane (IEEE, round to nearest even), so all three give the same bits. Include it only from sources
-// built by cpu_simd_library, which defines LOCKSTEP_ISA and LOCKSTEP_ISA_{AVX512,AVX2,GENERIC}.
+// F32x16: sixteen floats as one value, over AVX-512, AVX2 or plain C++. Every operation is exact
+// per lane (IEEE, round to nearest even), so all three give the same bits. Include it only from
+// sources built by cpu_simd_library, which defines LOCKSTEP_ISA and
+// LOCKSTEP_ISA_{AVX512,AVX2,GENERIC}.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -34,9 +36,44 @@ inline F32x16 LoadBF16(const uint16_t* p) {
 }
 // table[index[i]] for sixteen byte indices into a table of 256 floats.
 inline F32x16 Lookup256(const float* table, const uint8_t* index) {
-  const __m512i i =
-      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
+  const __m512i i = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
   return {_mm512_i32gather_ps(i, table, 4)};
+}
+// Sixteen E4M3 bytes (no NaN codes) as floats: as halves with the exponent 8 too small, then times
+// 2^8.
+inline F32x16 DecodeE4M3(__m128i bytes) {
+  const __m256i h = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7),
+                                     _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  return {_mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256.0f))};
+}
+inline F32x16 LoadE4M3(const uint8_t* p) {
+  return DecodeE4M3(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// Sixteen bytes of two E2M1 codes each: `low` gets the values of the low nibbles.
+inline void DecodeE2M1(__m128i bytes, F32x16* low, F32x16* high) {
+  const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                      -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  const __m512i codes = _mm512_cvtepu8_epi32(bytes);
+  // The permutation reads the low four bits of each index only.
+  low->v = _mm512_permutexvar_ps(codes, table);
+  high->v = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), table);
+}
+inline void LoadE2M1(const uint8_t* p, F32x16* low, F32x16* high) {
+  DecodeE2M1(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), low, high);
+}
+
+// The first n lanes; the others are zero and their memory is not read.
+inline __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+inline F32x16 LoadLanes(const float* p, int n) { return {_mm512_maskz_loadu_ps(FirstLanes(n), p)}; }
+inline F32x16 LoadBF16Lanes(const uint16_t* p, int n) {
+  const __m256i h = _mm256_maskz_loadu_epi16(FirstLanes(n), p);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
+}
+inline F32x16 LoadE4M3Lanes(const uint8_t* p, int n) {
+  return DecodeE4M3(_mm_maskz_loadu_epi8(FirstLanes(n), p));
+}
+inline void LoadE2M1Lanes(const uint8_t* p, int n, F32x16* low, F32x16* high) {
+  DecodeE2M1(_mm_maskz_loadu_epi8(FirstLanes(n), p), low, high);
 }
 
 #elif defined(LOCKSTEP_ISA_AVX2)
@@ -51,15 +88,9 @@ inline void Store(float* p, F32x16 x) {
   _mm256_storeu_ps(p, x.a);
   _mm256_storeu_ps(p + 8, x.b);
 }
-inline F32x16 Add(F32x16 x, F32x16 y) {
-  return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
-}
-inline F32x16 Sub(F32x16 x, F32x16 y) {
-  return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
-}
-inline F32x16 Mul(F32x16 x, F32x16 y) {
-  return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
-}
+inline F32x16 Add(F32x16 x, F32x16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F32x16 Sub(F32x16 x, F32x16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F32x16 Mul(F32x16 x, F32x16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F32x16 Fma(F32x16 x, F32x16 y, F32x16 z) {
   return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
@@ -74,6 +105,28 @@ inline F32x16 Lookup256(const float* table, const uint8_t* index) {
   const __m256i lo = _mm256_cvtepu8_epi32(bytes);
   const __m256i hi = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
   return {_mm256_i32gather_ps(table, lo, 4), _mm256_i32gather_ps(table, hi, 4)};
+}
+inline F32x16 LoadE4M3(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i h = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7),
+                                     _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  const __m256 scale = _mm256_set1_ps(256.0f);
+  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), scale),
+          _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), scale)};
+}
+// The float of the code in the low four bits of each lane.
+inline __m256 DecodeE2M1(__m256i codes) {
+  const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
+  // The permutation reads the low three bits of each index only.
+  return _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, codes), _mm256_castsi256_ps(sign));
+}
+inline void LoadE2M1(const uint8_t* p, F32x16* low, F32x16* high) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i a = _mm256_cvtepu8_epi32(bytes);
+  const __m256i b = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+  *low = {DecodeE2M1(a), DecodeE2M1(b)};
+  *high = {DecodeE2M1(_mm256_srli_epi32(a, 4)), DecodeE2M1(_mm256_srli_epi32(b, 4))};
 }
 
 #else
@@ -122,8 +175,71 @@ inline F32x16 Lookup256(const float* table, const uint8_t* index) {
   for (int i = 0; i < 16; ++i) r.v[i] = table[index[i]];
   return r;
 }
+inline F32x16 LoadE4M3(const uint8_t* p) {
+  F32x16 r;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t bits =
+        (static_cast<uint32_t>(p[i] & 0x80) << 24) | (static_cast<uint32_t>(p[i] & 0x7f) << 20);
+    std::memcpy(&r.v[i], &bits, 4);
+    r.v[i] *= 0x1p120f;  // the exponent's bias is 127 - 7 too small
+  }
+  return r;
+}
+inline void LoadE2M1(const uint8_t* p, F32x16* low, F32x16* high) {
+  static constexpr float kTable[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                       -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  for (int i = 0; i < 16; ++i) {
+    low->v[i] = kTable[p[i] & 15];
+    high->v[i] = kTable[p[i] >> 4];
+  }
+}
 
 #endif
+
+#if !defined(LOCKSTEP_ISA_AVX512)
+
+inline F32x16 LoadLanes(const float* p, int n) {
+  float lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * 4);
+  return Load(lanes);
+}
+inline F32x16 LoadBF16Lanes(const uint16_t* p, int n) {
+  uint16_t lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * 2);
+  return LoadBF16(lanes);
+}
+inline F32x16 LoadE4M3Lanes(const uint8_t* p, int n) {
+  uint8_t lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n));
+  return LoadE4M3(lanes);
+}
+inline void LoadE2M1Lanes(const uint8_t* p, int n, F32x16* low, F32x16* high) {
+  uint8_t lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n));
+  LoadE2M1(lanes, low, high);
+}
+
+#endif
+
+// The first n lanes, as they are or rounded to bfloat16 (ties to even; a NaN stays a quiet NaN).
+inline void StoreLanes(float* p, F32x16 a, int n) {
+  float lanes[16];
+  Store(lanes, a);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * 4);
+}
+inline void StoreBF16Lanes(uint16_t* p, F32x16 a, int n) {
+  uint32_t bits[16];
+  float lanes[16];
+  uint16_t rounded[16];
+  Store(lanes, a);
+  std::memcpy(bits, lanes, sizeof bits);
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t nan = (bits[i] >> 16) | 0x40u;
+    const uint32_t number = (bits[i] + 0x7fffu + ((bits[i] >> 16) & 1u)) >> 16;
+    rounded[i] = static_cast<uint16_t>((bits[i] & 0x7fffffffu) > 0x7f800000u ? nan : number);
+  }
+  std::memcpy(p, rounded, static_cast<size_t>(n) * 2);
+}
 
 }  // namespace LOCKSTEP_ISA
 }  // namespace lockstep

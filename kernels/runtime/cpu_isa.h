@@ -16,4 +16,18 @@ bool HasCpuIsa(CpuIsa isa);
 // "generic", "avx2", "avx512".
 const char* Name(CpuIsa isa);
 
+// The one of three builds of the same function that this process uses.
+template <typename Fn>
+Fn* SelectIsa(Fn* generic, Fn* avx2, Fn* avx512) {
+  switch (GetCpuIsa()) {
+    case CpuIsa::kAvx512:
+      return avx512;
+    case CpuIsa::kAvx2:
+      return avx2;
+    case CpuIsa::kGeneric:
+      break;
+  }
+  return generic;
+}
+
 }  // namespace lockstep

@@ -51,7 +51,8 @@ class LinearInput {
   // One quantized form: E4M3 codes U8 [T, K] and F32 scales [T, groups].
   struct Quantized {
     ActivationScheme scheme = ActivationScheme::kNone;
-    int64_t group = 0;           // columns per scale
+    int64_t shard_size = 0;      // groups restart at every virtual shard
+    int64_t group = 0;           // columns per scale; the last of a shard may have fewer
     float static_scale = 0.0f;   // kFp8Static
     TensorView codes;
     TensorView scales;
@@ -70,14 +71,20 @@ class ResidentLinear {
   const LinearShard& shard() const { return shard_; }
   const LinearScheme& scheme() const { return scheme_; }
 
-  // sum[t, o] over the rank's columns, F32 [T, local_n]: scales applied per virtual shard or block before
-  // the tree over the rank's virtual shards (numerics N2). Not rounded.
+  // sum[t, o] over the rank's columns, [T, local_n]: scales applied per virtual shard or block before
+  // the tree over the rank's virtual shards (numerics N2). F32: not rounded; BF16: rounded once.
+  // A quantized form of the input stays in the workspace until the caller's scope ends.
   virtual absl::Status Apply(ExecContext* ctx, LinearInput* input, TensorView sum) const = 0;
 
   // For evaluation: what Apply makes of `input` before the product. Scales [T, groups of this rank].
   // FailedPrecondition when this linear does not quantize its input.
   virtual absl::StatusOr<LinearInput::Quantized> QuantizeInput(ExecContext* ctx,
                                                                LinearInput* input) const = 0;
+
+  // out[t] = row (tokens[t] - row_begin) of the weight where this rank holds it, zeros elsewhere: a tied
+  // head serves as the embedding. FailedPrecondition for quantized weights. tokens I32 [T]; out [T, k].
+  virtual absl::Status GatherRows(ExecContext* ctx, ConstTensorView tokens, int64_t row_begin,
+                                  TensorView out) const = 0;
 
  protected:
   ResidentLinear(LinearShard shard, LinearScheme scheme)

@@ -1,0 +1,73 @@
+// Coordinator: puts the public server, the worker group, the tokenizer and the engine together.
+//
+// Start listens at once, so that clients get MODEL_LOADING and health NOT_SERVING while Load runs. It
+// never opens weights: what it knows of the model comes from the workers, the tokenizer aside.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "coordinator/capacity.h"
+#include "coordinator/engine.h"
+#include "coordinator/worker_group.h"
+#include "proto/worker.pb.h"
+
+namespace lockstep {
+
+struct CoordinatorOptions {
+  std::string model_path;                // a directory, as coordinator and workers see it
+  std::string served_model_name;         // empty: the last part of model_path
+  std::vector<std::string> model_aliases;
+  std::vector<std::string> workers;      // gRPC targets, rank order; their number is the TP size
+  std::string host = "127.0.0.1";
+  int port = 50051;                      // 0: any free one
+  worker::v1::ActivationDType activation_dtype = worker::v1::ACTIVATION_BF16;
+  worker::v1::ActivationQuant activation_quant = worker::v1::ACTIVATION_QUANT_NONE;
+  CapacityRequest capacity;
+  // Policies of the engine; its limits are overwritten by what `capacity` leads to.
+  EngineOptions engine;
+  absl::Duration connect_timeout = absl::Minutes(10);
+};
+
+class Coordinator {
+ public:
+  // Listens. FAILED_PRECONDITION when the address cannot be had.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Start(const CoordinatorOptions& options);
+  ~Coordinator();
+
+  int port() const;
+
+  // Loads the model on every rank and makes the server ready; prints progress each 5 s. Once. After a
+  // failure the server goes on answering, with the cause.
+  absl::Status Load();
+
+  // OK while the model is loading or steps can run; else why the server is of no more use.
+  absl::Status Healthy() const;
+
+  // Begins to drain: new requests are refused, readiness is withdrawn, running ones go on.
+  void Drain();
+  // True when nothing is queued or running.
+  bool Idle() const;
+
+  // Ends what runs and all the threads. Idempotent.
+  void Stop();
+
+  // What is served and with which limits, for people; several lines. After Load.
+  std::string Describe() const;
+
+  // After Load; for tests and evaluation.
+  Engine* engine();
+  WorkerGroup* workers();
+
+ private:
+  class Impl;
+  explicit Coordinator(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

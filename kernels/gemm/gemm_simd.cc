@@ -1,0 +1,293 @@
+// The CPU arm of the matrix product, built once per instruction set. Lanes are sixteen output rows;
+// for each k one vector of weights is decoded and multiplied with one element of every row of x in
+// the tile. Each output is one chain of fused multiply-adds with k ascending, whatever the tile's
+// shape.
+#include "kernels/base/simd.h"
+#include "kernels/gemm/gemm_args.h"
+
+#define LOCKSTEP_INLINE inline __attribute__((always_inline))
+
+namespace lockstep {
+namespace LOCKSTEP_ISA {
+namespace {
+
+// Where the groups of a tile lie. `rows` is 16 but for a last, partial group.
+template <int kGroups>
+struct TileWeights {
+  const uint8_t* codes[kGroups];
+  const uint8_t* block16_scales[kGroups];
+  int rows;
+};
+
+struct F32Format {
+  static constexpr int64_t kUnitBytes = 4;
+  template <bool kPartial>
+  static LOCKSTEP_INLINE F32x16 Decode(const uint8_t* p, int rows) {
+    const float* f = reinterpret_cast<const float*>(p);
+    return kPartial ? LoadLanes(f, rows) : Load(f);
+  }
+};
+
+struct BF16Format {
+  static constexpr int64_t kUnitBytes = 2;
+  template <bool kPartial>
+  static LOCKSTEP_INLINE F32x16 Decode(const uint8_t* p, int rows) {
+    const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
+    return kPartial ? LoadBF16Lanes(h, rows) : LoadBF16(h);
+  }
+};
+
+struct Fp8Format {
+  static constexpr int64_t kUnitBytes = 1;
+  template <bool kPartial>
+  static LOCKSTEP_INLINE F32x16 Decode(const uint8_t* p, int rows) {
+    return kPartial ? LoadE4M3Lanes(p, rows) : LoadE4M3(p);
+  }
+};
+
+struct Nvfp4Format {};
+
+template <int kGroups, int kTokens>
+LOCKSTEP_INLINE void MultiplyAdd(const F32x16 (&w)[kGroups], const float* x,
+                                 F32x16 (&acc)[kGroups][kTokens]) {
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) {
+    const F32x16 xt = Set(x[t]);
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) acc[g][t] = Fma(w[g], xt, acc[g][t]);
+  }
+}
+
+// acc += the products of k in [begin, end), ascending. x points to the tile's k = 0.
+template <bool kPartial, typename Format, int kGroups, int kTokens>
+LOCKSTEP_INLINE void Accumulate(Format, const TileWeights<kGroups>& weights, int64_t begin,
+                                int64_t end, const float* x, int64_t x_stride,
+                                F32x16 (&acc)[kGroups][kTokens]) {
+  const int64_t stride = Format::kUnitBytes * (kPartial ? weights.rows : kGroupRows);
+  for (int64_t k = begin; k < end; ++k) {
+    F32x16 w[kGroups];
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      w[g] = Format::template Decode<kPartial>(weights.codes[g] + k * stride, weights.rows);
+    }
+    MultiplyAdd<kGroups, kTokens>(w, x + k * x_stride, acc);
+  }
+}
+
+// E2M1 x E4M3 is exact in F32. Segments of NVFP4 are whole blocks of 16.
+template <bool kPartial, int kGroups, int kTokens>
+LOCKSTEP_INLINE void Accumulate(Nvfp4Format, const TileWeights<kGroups>& weights, int64_t begin,
+                                int64_t end, const float* x, int64_t x_stride,
+                                F32x16 (&acc)[kGroups][kTokens]) {
+  const int64_t rows = kPartial ? weights.rows : kGroupRows;
+  for (int64_t block = begin / 16; block < end / 16; ++block) {
+    F32x16 scale[kGroups];
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      scale[g] =
+          Fp8Format::Decode<kPartial>(weights.block16_scales[g] + block * rows, weights.rows);
+    }
+    for (int64_t pair = block * 8; pair < block * 8 + 8; ++pair) {
+      F32x16 even[kGroups];
+      F32x16 odd[kGroups];
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; ++g) {
+        const uint8_t* p = weights.codes[g] + pair * rows;
+        if (kPartial) {
+          LoadE2M1Lanes(p, weights.rows, &even[g], &odd[g]);
+        } else {
+          LoadE2M1(p, &even[g], &odd[g]);
+        }
+        even[g] = Mul(even[g], scale[g]);
+        odd[g] = Mul(odd[g], scale[g]);
+      }
+      MultiplyAdd<kGroups, kTokens>(even, x + 2 * pair * x_stride, acc);
+      MultiplyAdd<kGroups, kTokens>(odd, x + (2 * pair + 1) * x_stride, acc);
+    }
+  }
+}
+
+float ScaleAt(const GemmArgs& a, int64_t index) {
+  if (!a.scales_bf16) return static_cast<const float*>(a.scales)[index];
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(a.scales)[index]) << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof f);
+  return f;
+}
+
+int64_t BlockScaleRow(const GemmArgs& a, int64_t row) {
+  const BlockRows* r = a.block_rows;
+  while (row >= r->end) ++r;
+  return r->scale_row + (r->offset + row - r->begin) / 128;
+}
+
+// The weight scales of sixteen rows under one segment.
+F32x16 WeightScale(const GemmArgs& a, const KSegment& segment, int64_t group, int rows) {
+  if (a.scaling == WeightScaling::kTensor) return Set(a.tensor_scale);
+  const int64_t row0 = group * kGroupRows;
+  float s[kGroupRows] = {};
+  for (int i = 0; i < rows; ++i) {
+    s[i] = a.scaling == WeightScaling::kChannel
+               ? ScaleAt(a, row0 + i)
+               : ScaleAt(a, BlockScaleRow(a, row0 + i) * a.scale_columns + segment.weight_scale);
+  }
+  return Load(s);
+}
+
+// sum, times (activation scale x weight scale) formed first.
+F32x16 Scaled(const GemmArgs& a, F32x16 sum, F32x16 weight_scale, const float* act_scale) {
+  if (act_scale != nullptr) {
+    const F32x16 act = Set(*act_scale);
+    return Mul(sum, a.scaling == WeightScaling::kNone ? act : Mul(act, weight_scale));
+  }
+  return a.scaling == WeightScaling::kNone ? sum : Mul(sum, weight_scale);
+}
+
+// Sums of one tile per virtual shard; afterwards shard 0 holds the tree over all.
+template <int kCount>
+void JoinShards(float (*sums)[kCount][16], int64_t shards) {
+  for (int64_t width = 1; width < shards; width *= 2) {
+    for (int64_t s = 0; s + width < shards; s += 2 * width) {
+      for (int i = 0; i < kCount; ++i) {
+        Store(sums[s][i], Add(Load(sums[s][i]), Load(sums[s + width][i])));
+      }
+    }
+  }
+}
+
+void StoreOut(const GemmArgs& a, int64_t token, int64_t row, F32x16 v, int rows) {
+  const int64_t at = token * a.out_stride + row;
+  if (a.out_bf16) {
+    StoreBF16Lanes(static_cast<uint16_t*>(a.out) + at, v, rows);
+  } else if (rows == kGroupRows) {
+    Store(static_cast<float*>(a.out) + at, v);
+  } else {
+    StoreLanes(static_cast<float*>(a.out) + at, v, rows);
+  }
+}
+
+template <typename Format>
+struct RowBytes {
+  static int64_t Of(int64_t k) { return k * Format::kUnitBytes; }
+};
+template <>
+struct RowBytes<Nvfp4Format> {
+  static int64_t Of(int64_t k) { return k / 2; }
+};
+
+// Output rows of kGroups groups from `group` for tokens [token, token + kTokens) of a tile of x.
+template <typename Format, bool kPartial, int kGroups, int kTokens>
+void Tile(const GemmArgs& a, int64_t group, int64_t token, const float* x, int64_t x_stride) {
+  TileWeights<kGroups> weights;
+  weights.rows = kPartial ? static_cast<int>(a.n - group * kGroupRows) : kGroupRows;
+  for (int g = 0; g < kGroups; ++g) {
+    weights.codes[g] = a.codes + (group + g) * kGroupRows * RowBytes<Format>::Of(a.k);
+    weights.block16_scales[g] = a.block16_scales + (group + g) * kGroupRows * (a.k / 16);
+  }
+  alignas(64) float sums[kMaxShards][kGroups * kTokens][16];
+  int64_t shard = -1;
+  for (int64_t i = 0; i < a.num_segments; ++i) {
+    const KSegment& segment = a.segments[i];
+    F32x16 acc[kGroups][kTokens];
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) acc[g][t] = Zero();
+    }
+    Accumulate<kPartial>(Format(), weights, segment.begin, segment.end, x, x_stride, acc);
+    const bool first = segment.shard != shard;
+    shard = segment.shard;
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      const F32x16 weight_scale = a.scaling == WeightScaling::kNone
+                                      ? Zero()
+                                      : WeightScale(a, segment, group + g, weights.rows);
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) {
+        const float* act_scale =
+            a.act_scales == nullptr
+                ? nullptr
+                : a.act_scales + (token + t) * a.act_scale_stride + segment.act_scale;
+        const F32x16 v = Scaled(a, acc[g][t], weight_scale, act_scale);
+        float* sum = sums[shard][g * kTokens + t];
+        Store(sum, first ? v : Add(Load(sum), v));
+      }
+    }
+  }
+  JoinShards<kGroups * kTokens>(sums, a.shards);
+  for (int g = 0; g < kGroups; ++g) {
+    for (int t = 0; t < kTokens; ++t) {
+      StoreOut(a, token + t, (group + g) * kGroupRows, Load(sums[0][g * kTokens + t]),
+               weights.rows);
+    }
+  }
+}
+
+template <typename Format, int kGroups, int kTokens>
+void Groups(const GemmArgs& a, int64_t group, int64_t token, const float* x, int64_t x_stride) {
+  const int64_t full = a.n / kGroupRows;
+  const int64_t end = group + kTaskGroups;
+  for (; group + kGroups <= end && group + kGroups <= full; group += kGroups) {
+    Tile<Format, false, kGroups, kTokens>(a, group, token, x, x_stride);
+  }
+  for (; group < end && group < full; ++group) {
+    Tile<Format, false, 1, kTokens>(a, group, token, x, x_stride);
+  }
+  if (group < end && group * kGroupRows < a.n) {
+    Tile<Format, true, 1, kTokens>(a, group, token, x, x_stride);
+  }
+}
+
+template <typename Format>
+void Task(const GemmArgs& a, int64_t group, int64_t token, int64_t tokens) {
+  const float* x = a.x + token * a.k;
+  for (int64_t t = 0; t < tokens;) {
+    const int64_t left = tokens - t;
+#if defined(LOCKSTEP_ISA_AVX512)
+    if (left >= 16) {
+      Groups<Format, 1, 16>(a, group, token + t, x + t, tokens);
+      t += 16;
+      continue;
+    }
+    if (left >= 8) {
+      Groups<Format, 2, 8>(a, group, token + t, x + t, tokens);
+      t += 8;
+      continue;
+    }
+    constexpr int kFew = 4;
+#else
+    constexpr int kFew = 2;
+#endif
+    if (left >= 4) {
+      Groups<Format, kFew / 2, 4>(a, group, token + t, x + t, tokens);
+      t += 4;
+    } else if (left >= 2) {
+      Groups<Format, kFew, 2>(a, group, token + t, x + t, tokens);
+      t += 2;
+    } else {
+      Groups<Format, kFew, 1>(a, group, token + t, x + t, tokens);
+      t += 1;
+    }
+  }
+}
+
+}  // namespace
+
+// Output rows of groups [group, group + kTaskGroups) for the tile of x that begins at `token`.
+void GemmTask(const GemmArgs& a, int64_t group, int64_t token) {
+  const int64_t left = a.m - token;
+  const int64_t tokens = left < kTileTokens ? left : kTileTokens;
+  switch (a.format) {
+    case WeightFormat::kF32:
+      return Task<F32Format>(a, group, token, tokens);
+    case WeightFormat::kBF16:
+      return Task<BF16Format>(a, group, token, tokens);
+    case WeightFormat::kFp8:
+      return Task<Fp8Format>(a, group, token, tokens);
+    case WeightFormat::kNvfp4:
+      return Task<Nvfp4Format>(a, group, token, tokens);
+  }
+}
+
+}  // namespace LOCKSTEP_ISA
+}  // namespace lockstep

@@ -1,0 +1,21 @@
+// Moving and filling rows: no arithmetic.
+#pragma once
+
+#include "absl/status/status.h"
+#include "kernels/base/tensor_view.h"
+#include "kernels/runtime/exec_context.h"
+
+namespace lockstep {
+
+// out[i] = source[rows[i]]. source [T, D], out [R, D] of one dtype; rows I32 [R] in [0, T).
+absl::Status GatherRows(ExecContext* ctx, ConstTensorView source, ConstTensorView rows,
+                        TensorView out);
+
+// Every element of out [R, D] F32 becomes `value`; the row stride is honoured.
+absl::Status Fill(ExecContext* ctx, float value, TensorView out);
+
+// out[r] = pieces[0][r] | pieces[1][r] | ...: the columns of `world` ranks side by side.
+// pieces [world, R, C], out [R, world * C], F32.
+absl::Status JoinColumns(ExecContext* ctx, ConstTensorView pieces, TensorView out);
+
+}  // namespace lockstep

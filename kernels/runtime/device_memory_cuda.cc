@@ -1,0 +1,47 @@
+// The CUDA side of device_memory.h; compiled under --config=cuda only.
+#include <cuda_runtime_api.h>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/runtime/device_memory.h"
+
+namespace lockstep {
+namespace cuda_memory {
+namespace {
+
+absl::Status ToStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("cuda: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
+}
+
+}  // namespace
+
+absl::StatusOr<void*> Allocate(int64_t bytes) {
+  const size_t size = static_cast<size_t>(bytes == 0 ? 64 : bytes);
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, size);
+  if (error != cudaSuccess) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cuda: no memory for ", bytes, " bytes: ", cudaGetErrorString(error),
+                     "; lower the limits or free memory"));
+  }
+  const absl::Status zeroed = ToStatus(cudaMemset(data, 0, size), "cudaMemset");
+  if (!zeroed.ok()) {
+    cudaFree(data);
+    return zeroed;
+  }
+  return data;
+}
+
+void Free(void* data) { CHECK_OK(ToStatus(cudaFree(data), "cudaFree")); }
+
+absl::Status Copy(void* to, const void* from, int64_t bytes) {
+  return ToStatus(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault),
+                  "cudaMemcpy");
+}
+
+absl::Status Synchronize() { return ToStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
+}  // namespace cuda_memory
+}  // namespace lockstep

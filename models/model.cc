@@ -1,0 +1,86 @@
+#include "models/model.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "models/qwen3_5/qwen3_5.h"
+
+namespace lockstep {
+namespace {
+
+struct Architecture {
+  const char* model_type;  // of the text part
+  absl::StatusOr<TpLegality> (*legal_tp)(const ModelConfig&);
+  absl::StatusOr<std::unique_ptr<Model>> (*load)(const ModelConfig&, const ModelOptions&,
+                                                 const SchemeResolver&, WeightStore*);
+};
+
+// Every architecture that this build serves: one row each.
+constexpr Architecture kArchitectures[] = {
+    {"qwen3_5_text", qwen3_5::LegalTpSizes, qwen3_5::Load},
+    {"qwen3_5", qwen3_5::LegalTpSizes, qwen3_5::Load},
+};
+
+absl::StatusOr<const Architecture*> Find(const ModelConfig& config) {
+  std::vector<std::string> known;
+  for (const Architecture& row : kArchitectures) {
+    if (config.model_type == row.model_type) return &row;
+    known.push_back(row.model_type);
+  }
+  return absl::UnimplementedError(
+      absl::StrCat(config.directory, "/config.json: model_type \"", config.model_type,
+                   "\" is not supported; supported: ", absl::StrJoin(known, ", ")));
+}
+
+}  // namespace
+
+int64_t CacheSpec::BytesPerKvBlock() const {
+  int64_t bytes = 0;
+  for (const KvLayer& layer : kv_layers) {
+    bytes += 2 * layer.num_kv_heads * kGrid * layer.head_dim * SizeOf(kv_dtype);
+  }
+  return bytes;
+}
+
+int64_t CacheSpec::BytesPerSlot() const {
+  int64_t bytes = 0;
+  for (const SlotTensor& t : slot_tensors) bytes += t.shape.num_elements() * SizeOf(t.dtype);
+  return bytes;
+}
+
+int64_t CacheSpec::BytesPerSnapshot() const {
+  int64_t bytes = 0;
+  for (const SlotTensor& t : slot_tensors) {
+    if (t.snapshot) bytes += t.shape.num_elements() * SizeOf(t.dtype);
+  }
+  return bytes;
+}
+
+absl::Status TpLegality::Check(int tp) const {
+  if (std::find(legal.begin(), legal.end(), tp) != legal.end()) return absl::OkStatus();
+  std::string reason = "tensor-parallel sizes are powers of two up to 8";
+  for (const std::string& r : reasons) {
+    if (r.rfind(absl::StrCat(tp, ": "), 0) == 0) reason = r.substr(r.find(' ') + 1);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("tensor-parallel size ", tp,
+                                                 " is not legal for this checkpoint: ", reason,
+                                                 "; legal: ", absl::StrJoin(legal, ", ")));
+}
+
+absl::StatusOr<TpLegality> LegalTpSizes(const ModelConfig& config) {
+  const auto row = Find(config);
+  if (!row.ok()) return row.status();
+  return (*row)->legal_tp(config);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelConfig& config,
+                                                 const ModelOptions& options,
+                                                 const SchemeResolver& resolver,
+                                                 WeightStore* store) {
+  const auto row = Find(config);
+  if (!row.ok()) return row.status();
+  return (*row)->load(config, options, resolver, store);
+}
+
+}  // namespace lockstep

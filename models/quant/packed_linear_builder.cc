@@ -1,0 +1,270 @@
+// Validation of shards and PackedLinearBuilder: slices of the checkpoint, checked and packed.
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/float_types.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/pack.h"
+#include "models/quant/packed_linear.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kBlock = 128;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+absl::Status BadShape(const TensorInfo& tensor, const std::string& expected) {
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " in ", tensor.file,
+                                                 " is ", tensor.ToString(), ", expected ",
+                                                 expected));
+}
+
+absl::Status BadValue(const TensorInfo& tensor, int64_t index, const std::string& what) {
+  return absl::DataLossError(absl::StrCat("tensor ", tensor.name, " in ", tensor.file, ": index ",
+                                          index, " is ", what,
+                                          "; the file is corrupt, get it again"));
+}
+
+// Element `index` of a tensor of F32 or BF16, which may be unaligned.
+float ValueAt(const TensorInfo& tensor, int64_t index) {
+  if (tensor.dtype == DType::kBF16) {
+    BF16 h;
+    std::memcpy(&h, tensor.data + index * 2, 2);
+    return ToFloat(h);
+  }
+  float f;
+  std::memcpy(&f, tensor.data + index * 4, 4);
+  return f;
+}
+
+bool IsFloat(const TensorInfo& tensor) {
+  return tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16;
+}
+
+// Scales are finite and not negative (a negative zero is a zero).
+absl::Status CheckScale(const TensorInfo& tensor, int64_t index) {
+  const float f = ValueAt(tensor, index);
+  if (std::isfinite(f) && f >= 0.0f) return absl::OkStatus();
+  return BadValue(tensor, index, absl::StrCat("the scale ", f));
+}
+
+}  // namespace
+
+absl::Status ValidateShard(const LinearShard& shard, int64_t k_multiple) {
+  const auto bad = [&](const std::string& why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(shard.module, " [", shard.n, ", ", shard.k, "]: ", why));
+  };
+  for (const Range& r : shard.rows) {
+    if (r.begin < 0 || r.size < 0 || r.begin + r.size > shard.n) {
+      return bad(absl::StrCat("rows ", r.begin, "+", r.size, " are out of range"));
+    }
+  }
+  const Range& c = shard.columns;
+  if (!shard.row_parallel) {
+    if (c.begin != 0 || c.size != shard.k) return bad("a column-parallel part has all columns");
+    if (shard.k % k_multiple == 0) return absl::OkStatus();
+    return bad(absl::StrCat("the format needs K in multiples of ", k_multiple));
+  }
+  const int64_t size = shard.virtual_shards.size;
+  if (size <= 0 || shard.virtual_shards.count * size != shard.k) {
+    return bad(
+        absl::StrCat(shard.virtual_shards.count, " virtual shards of ", size, " do not cut K"));
+  }
+  if (size % k_multiple != 0) {
+    return bad(absl::StrCat("a virtual shard has ", size,
+                            " columns; the format needs multiples of ", k_multiple));
+  }
+  if (c.begin < 0 || c.size <= 0 || c.begin + c.size > shard.k || c.begin % size != 0 ||
+      c.size % size != 0) {
+    return bad(
+        absl::StrCat("columns ", c.begin, "+", c.size, " are no whole virtual shards of ", size));
+  }
+  const int64_t local = c.size / size;
+  if (local > kMaxShards || (local & (local - 1)) != 0) {
+    return bad(absl::StrCat(local, " virtual shards on one rank; a power of two up to ", kMaxShards,
+                            " is needed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PackedLinearBuilder> PackedLinearBuilder::Create(const LinearScheme& scheme,
+                                                                const LinearShard& shard,
+                                                                ActivationQuant activation_quant,
+                                                                WeightStore* store) {
+  if (store->device() != DeviceType::kCpu) {
+    return absl::UnimplementedError(
+        absl::StrCat(shard.module, ": this build packs linears for the CPU only"));
+  }
+  PackedLinearBuilder b;
+  b.scheme_ = scheme;
+  b.shard_ = shard;
+  b.store_ = store;
+  b.weight_.device = store->device();
+  b.weight_.n = shard.local_n();
+  b.weight_.k = shard.columns.size;
+  b.weight_.shards = shard.local_shards();
+  RETURN_IF_ERROR(b.PlanActivation(activation_quant));
+  return b;
+}
+
+absl::Status PackedLinearBuilder::PlanActivation(ActivationQuant activation_quant) {
+  const int64_t shard_size = shard_.row_parallel ? shard_.virtual_shards.size : shard_.k;
+  // Block-scaled NVFP4 and unquantized weights take their input as it is.
+  const bool fp8 = scheme_.weight != WeightScheme::kBF16 && scheme_.weight != WeightScheme::kNvfp4;
+  if (fp8 && activation_quant == ActivationQuant::kCheckpoint) {
+    activation_.scheme = scheme_.activation;
+  }
+  activation_.groups.shard_size = shard_size;
+  activation_.groups.group =
+      activation_.scheme == ActivationScheme::kFp8Block128 ? kBlock : shard_size;
+  if (activation_.scheme == ActivationScheme::kFp8Static) {
+    ASSIGN_OR_RETURN(const TensorInfo* tensor, Use(scheme_.input_scale));
+    ASSIGN_OR_RETURN(activation_.static_scale, PlaceScalar(*tensor));
+    if (activation_.static_scale == 0.0f) return BadValue(*tensor, 0, "a zero activation scale");
+  } else {
+    Ignore("input_scale");
+    Ignore("input_global_scale");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const TensorInfo*> PackedLinearBuilder::Use(const std::string& suffix) {
+  return store_->Use(absl::StrCat(shard_.module, ".", suffix));
+}
+
+void PackedLinearBuilder::Ignore(const std::string& suffix) {
+  store_->UseIfPresent(absl::StrCat(shard_.module, ".", suffix));
+}
+
+absl::StatusOr<uint8_t*> PackedLinearBuilder::Allocate(const TensorInfo& tensor, int64_t bytes) {
+  const WeightClass cls{Name(scheme_.weight), shard_.module_class};
+  ASSIGN_OR_RETURN(DeviceBuffer buffer, store_->Allocate(bytes, bytes, cls));
+  buffers_.push_back(std::move(buffer));
+  store_->Placed(tensor, bytes);
+  return static_cast<uint8_t*>(buffers_.back().data());
+}
+
+absl::StatusOr<const void*> PackedLinearBuilder::PlaceUnits(const TensorInfo& tensor,
+                                                            int64_t k_per_unit,
+                                                            bool (*is_bad)(const uint8_t*),
+                                                            const char* bad_text) {
+  const int64_t unit_bytes = SizeOf(tensor.dtype);
+  const int64_t row_units = shard_.k / k_per_unit;
+  if (tensor.shape != std::vector<int64_t>{shard_.n, row_units}) {
+    return BadShape(tensor, absl::StrCat("[", shard_.n, ", ", row_units, "]"));
+  }
+  const int64_t first = shard_.columns.begin / k_per_unit;
+  const int64_t units = shard_.columns.size / k_per_unit;
+  std::vector<const uint8_t*> rows;
+  for (const Range& range : shard_.rows) {
+    for (int64_t r = range.begin; r < range.begin + range.size; ++r) {
+      const uint8_t* row = tensor.data + (r * row_units + first) * unit_bytes;
+      bool any = false;
+      for (int64_t u = 0; u < units; ++u) any |= is_bad(row + u * unit_bytes);
+      for (int64_t u = 0; any && u < units; ++u) {
+        if (is_bad(row + u * unit_bytes)) {
+          return BadValue(tensor, r * row_units + first + u, bad_text);
+        }
+      }
+      rows.push_back(row);
+    }
+  }
+  const int64_t bytes = static_cast<int64_t>(rows.size()) * units * unit_bytes;
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, bytes));
+  PackRows(rows, units, static_cast<int>(unit_bytes), out);
+  return out;
+}
+
+absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor) {
+  const std::vector<int64_t>& shape = tensor.shape;
+  if (!IsFloat(tensor) || shape.empty() || shape.size() > 2 || shape[0] != shard_.n ||
+      tensor.num_elements() != shard_.n) {
+    return BadShape(tensor, absl::StrCat("[", shard_.n, "] or [", shard_.n, ", 1] of F32 or BF16"));
+  }
+  const int64_t size = SizeOf(tensor.dtype);
+  for (const Range& r : shard_.rows) {
+    for (int64_t i = r.begin; i < r.begin + r.size; ++i) RETURN_IF_ERROR(CheckScale(tensor, i));
+  }
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, shard_.local_n() * size));
+  weight_.scaling = WeightScaling::kChannel;
+  weight_.scales = out;
+  weight_.scale_dtype = tensor.dtype;
+  for (const Range& r : shard_.rows) {
+    std::memcpy(out, tensor.data + r.begin * size, static_cast<size_t>(r.size * size));
+    out += r.size * size;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PackedLinearBuilder::PlaceBlockScales(const TensorInfo& tensor) {
+  const int64_t all_rows = CeilDiv(shard_.n, kBlock);
+  const int64_t all_columns = CeilDiv(shard_.k, kBlock);
+  if (!IsFloat(tensor) || (tensor.shape != std::vector<int64_t>{all_rows, all_columns} &&
+                           tensor.shape != std::vector<int64_t>{all_rows, 1, all_columns, 1})) {
+    return BadShape(tensor, absl::StrCat("[", all_rows, ", ", all_columns, "] or [", all_rows,
+                                         ", 1, ", all_columns, ", 1] of F32 or BF16"));
+  }
+  // The rows of scales that cover the shard's rows; neighbouring ranges may share one.
+  std::vector<int64_t> held;
+  int64_t local = 0;
+  for (const Range& r : shard_.rows) {
+    if (r.size == 0) continue;
+    const int64_t last = (r.begin + r.size - 1) / kBlock;
+    int64_t row = r.begin / kBlock;
+    const bool shared = !held.empty() && held.back() == row;
+    weight_.block_rows.push_back({local, local + r.size, r.begin % kBlock,
+                                  static_cast<int64_t>(held.size()) - (shared ? 1 : 0)});
+    for (row += shared ? 1 : 0; row <= last; ++row) held.push_back(row);
+    local += r.size;
+  }
+  const Range& c = shard_.columns;
+  const int64_t first = c.begin / kBlock;
+  const int64_t columns = (c.begin + c.size - 1) / kBlock - first + 1;
+  for (int64_t row : held) {
+    for (int64_t i = 0; i < columns; ++i) {
+      RETURN_IF_ERROR(CheckScale(tensor, row * all_columns + first + i));
+    }
+  }
+  const int64_t size = SizeOf(tensor.dtype);
+  const int64_t row_bytes = columns * size;
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, static_cast<int64_t>(held.size()) * row_bytes));
+  weight_.scaling = WeightScaling::kBlock128;
+  weight_.scales = out;
+  weight_.scale_dtype = tensor.dtype;
+  weight_.scale_columns = columns;
+  for (int64_t row : held) {
+    std::memcpy(out, tensor.data + (row * all_columns + first) * size,
+                static_cast<size_t>(row_bytes));
+    out += row_bytes;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<float> PackedLinearBuilder::PlaceScalar(const TensorInfo& tensor) {
+  if (!IsFloat(tensor) || tensor.shape.size() > 1 || tensor.num_elements() != 1) {
+    return BadShape(tensor, "[] or [1] of F32 or BF16");
+  }
+  RETURN_IF_ERROR(CheckScale(tensor, 0));
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, tensor.bytes));
+  std::memcpy(out, tensor.data, static_cast<size_t>(tensor.bytes));
+  return ValueAt(tensor, 0);
+}
+
+absl::StatusOr<std::unique_ptr<ResidentLinear>> PackedLinearBuilder::Finish() {
+  KLayout layout;
+  layout.begin = shard_.columns.begin;
+  layout.k = shard_.columns.size;
+  layout.shard_size = activation_.groups.shard_size;
+  layout.weight_blocks = weight_.scaling == WeightScaling::kBlock128;
+  layout.act_group = activation_.scheme == ActivationScheme::kNone ? 0 : activation_.groups.group;
+  weight_.segments = MakeSegments(layout);
+  return std::unique_ptr<ResidentLinear>(new PackedLinear(
+      std::move(shard_), std::move(scheme_), std::move(weight_), activation_, std::move(buffers_)));
+}
+
+}  // namespace lockstep
