@@ -214,7 +214,8 @@ class Engine::Impl {
       records_.erase(remembered_.front());
       remembered_.pop_front();
     }
-    PublishLocked();
+    // Not steps_in_flight_: the step that ended it may not have given everything back yet.
+    stats_ = core_.stats();
   }
   void Unqueue(Record* record) {
     if (record->scheduled) return;

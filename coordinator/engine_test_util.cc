@@ -88,7 +88,7 @@ bool RecordingSink::WaitDone() {
 bool RecordingSink::WaitTokens(size_t count, int32_t output) {
   std::unique_lock<std::mutex> lock(mu_);
   return changed_.wait_for(lock, kPatience, [&] {
-    return outputs_[static_cast<size_t>(output)].ids.size() >= count;
+    return done_ || outputs_[static_cast<size_t>(output)].ids.size() >= count;
   });
 }
 

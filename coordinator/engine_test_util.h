@@ -40,6 +40,7 @@ class RecordingSink : public GenerationSink {
 
   // False when it takes more than 30 s.
   bool WaitDone();
+  // Or until the request is done.
   bool WaitTokens(size_t count, int32_t output = 0);
   bool done() const;
   absl::Status status() const;

@@ -8,7 +8,8 @@
 //    When the youngest has a step in flight it is left out of this step, so that it can be preempted in
 //    the next one.
 // 4. A sequence is admitted only when blocks for all its known tokens are there, beyond those that the
-//    prompts being prefilled still need; nobody behind it in the queue passes it.
+//    prompts being prefilled still need; nobody behind it in the queue passes it. Nobody is admitted in
+//    a step that preempts.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
 // WorkerGroup: the ranks of one model replica, over gRPC. Brings them from "process listens" to "steps
-// can run" and carries steps.
+// can run" and carries steps. Load, Join, Send, Receive and Shutdown are called by one thread at a time;
+// Wake and the queries (GetInfo, Health, GetStats, ProbeLinear) by any thread at any time.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +48,7 @@ class WorkerGroup : public StepTransport {
   absl::StatusOr<worker::v1::StepResult> Receive(absl::Time deadline) override;
   void Wake() override;
 
-  // Result of every rank for the step that Receive gave last, rank order (tests, evaluation).
+  // Queries of all ranks at once, answers in rank order. An error names the rank.
   absl::StatusOr<std::vector<worker::v1::GetInfoResponse>> GetInfo();
   absl::StatusOr<std::vector<worker::v1::HealthResponse>> Health(absl::Duration timeout);
   absl::StatusOr<std::vector<worker::v1::GetStatsResponse>> GetStats();

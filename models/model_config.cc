@@ -185,6 +185,22 @@ absl::Status ReadSize(const ModelConfig& config, const std::string& key, int64_t
                 absl::StrCat("an integer from 1 to ", kMaxSize));
 }
 
+// num_hidden_layers, or the length of the list (or string) that gives each layer its type.
+absl::Status ReadNumLayers(ModelConfig* config) {
+  if (FindKey(config->text, "num_hidden_layers") == nullptr) {
+    for (const char* key : {"layers_block_type", "layer_types", "hybrid_override_pattern"}) {
+      const Json* value = FindKey(config->text, key);
+      if (value == nullptr) continue;
+      config->num_layers = static_cast<int64_t>(
+          value->is_string() ? value->get_ref<const std::string&>().size() : value->size());
+      if (config->num_layers >= 1 && (value->is_string() || value->is_array())) {
+        return absl::OkStatus();
+      }
+    }
+  }
+  return ReadSize(*config, "num_hidden_layers", &config->num_layers);
+}
+
 // Adds the ids of an eos_token_id entry: an integer or a list of them.
 absl::Status AddEosIds(const Json* value, const std::string& file, int64_t vocab_size,
                        std::set<int32_t>* ids) {
@@ -353,7 +369,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory) {
   RETURN_IF_ERROR(ReadModelType(&config));
   RETURN_IF_ERROR(ReadSize(config, "vocab_size", &config.vocab_size));
   RETURN_IF_ERROR(ReadSize(config, "hidden_size", &config.hidden_size));
-  RETURN_IF_ERROR(ReadSize(config, "num_hidden_layers", &config.num_layers));
+  RETURN_IF_ERROR(ReadNumLayers(&config));
   RETURN_IF_ERROR(ReadSize(config, "max_position_embeddings", &config.max_position_embeddings));
   // A wrapper may say it at the root only.
   const Json* tied = FindKey(config.text, "tie_word_embeddings");

@@ -11,7 +11,8 @@ namespace lockstep {
 uint64_t HashBytes(absl::string_view bytes, uint64_t seed = 0);
 
 // Finalizer of SplitMix64: a bijection of 64-bit words with full avalanche.
-inline uint64_t Mix64(uint64_t x) {
+// Always inlined: sources for different instruction sets must not share one copy.
+__attribute__((always_inline)) inline uint64_t Mix64(uint64_t x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;

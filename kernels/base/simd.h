@@ -1,6 +1,7 @@
-// F32x16: sixteen floats as one value, over AVX-512, AVX2 or plain C++. Every operation is exact per
-// lane (IEEE, round to nearest even), so all three give the same bits. Include it only from sources
-// built by cpu_simd_library, which defines LOCKSTEP_ISA and LOCKSTEP_ISA_{AVX512,AVX2,GENERIC}.
+// F32x16: sixteen floats as one value, over AVX-512, AVX2 or plain C++. Every operation is exact
+// per lane (IEEE, round to nearest even), so all three give the same bits. Include it only from
+// sources built by cpu_simd_library, which defines LOCKSTEP_ISA and
+// LOCKSTEP_ISA_{AVX512,AVX2,GENERIC}.
 #pragma once
 
 #include <cstddef>
@@ -35,11 +36,11 @@ inline F32x16 LoadBF16(const uint16_t* p) {
 }
 // table[index[i]] for sixteen byte indices into a table of 256 floats.
 inline F32x16 Lookup256(const float* table, const uint8_t* index) {
-  const __m512i i =
-      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
+  const __m512i i = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
   return {_mm512_i32gather_ps(i, table, 4)};
 }
-// Sixteen E4M3 bytes (no NaN codes) as floats: as halves with the exponent 8 too small, then times 2^8.
+// Sixteen E4M3 bytes (no NaN codes) as floats: as halves with the exponent 8 too small, then times
+// 2^8.
 inline F32x16 DecodeE4M3(__m128i bytes) {
   const __m256i h = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7),
                                      _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
@@ -87,15 +88,9 @@ inline void Store(float* p, F32x16 x) {
   _mm256_storeu_ps(p, x.a);
   _mm256_storeu_ps(p + 8, x.b);
 }
-inline F32x16 Add(F32x16 x, F32x16 y) {
-  return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
-}
-inline F32x16 Sub(F32x16 x, F32x16 y) {
-  return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
-}
-inline F32x16 Mul(F32x16 x, F32x16 y) {
-  return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
-}
+inline F32x16 Add(F32x16 x, F32x16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F32x16 Sub(F32x16 x, F32x16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F32x16 Mul(F32x16 x, F32x16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F32x16 Fma(F32x16 x, F32x16 y, F32x16 z) {
   return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
@@ -183,8 +178,8 @@ inline F32x16 Lookup256(const float* table, const uint8_t* index) {
 inline F32x16 LoadE4M3(const uint8_t* p) {
   F32x16 r;
   for (int i = 0; i < 16; ++i) {
-    const uint32_t bits = (static_cast<uint32_t>(p[i] & 0x80) << 24) |
-                          (static_cast<uint32_t>(p[i] & 0x7f) << 20);
+    const uint32_t bits =
+        (static_cast<uint32_t>(p[i] & 0x80) << 24) | (static_cast<uint32_t>(p[i] & 0x7f) << 20);
     std::memcpy(&r.v[i], &bits, 4);
     r.v[i] *= 0x1p120f;  // the exponent's bias is 127 - 7 too small
   }

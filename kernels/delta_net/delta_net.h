@@ -8,6 +8,12 @@
 //   S  <- exp(G_63) S + sum_i exp(G_63 - G_i) d_i (outer) k_i
 // Sums run over i ascending. Equal to the recurrence S = exp(g) S; d = beta (v - S k); S += d (outer) k;
 // o = S q in exact arithmetic.
+//
+// A sequence that starts at position 0 starts from zero states, whatever its slot holds: a slot needs
+// no clearing between sequences. A sequence that starts at a grid point needs `conv` and `state` there
+// (a restored snapshot) and nothing in the rings.
+// Limits: Dk and Dv are multiples of 16 up to 256, conv_width is 2 to 8. A sequence's rows and heads
+// depend on nothing but its own slot and rows.
 #pragma once
 
 #include <cstdint>

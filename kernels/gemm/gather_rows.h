@@ -11,8 +11,8 @@
 namespace lockstep {
 
 // out[t] = row (tokens[t] - row_begin) of the weight where 0 <= that < weight.n, zeros elsewhere.
-// weight F32 or BF16 (FailedPrecondition otherwise); tokens I32 [T]; out [T, k] F32 or BF16 (rounded
-// once when narrower than the weight).
+// weight F32 or BF16 (FailedPrecondition otherwise); tokens I32 [T]; out [T, k] F32 or BF16
+// (rounded once when narrower than the weight).
 absl::Status GatherRows(ExecContext* ctx, const GemmWeight& weight, ConstTensorView tokens,
                         int64_t row_begin, TensorView out);
 

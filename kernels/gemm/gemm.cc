@@ -175,8 +175,7 @@ std::vector<KSegment> MakeSegments(const KLayout& layout) {
   CHECK(layout.shard_size > 0 && layout.k % layout.shard_size == 0)
       << "shards of " << layout.shard_size << " in " << layout.k << " ";
   const int64_t first_block = layout.begin / 128;
-  const int64_t groups =
-      layout.act_group == 0 ? 1 : CeilDiv(layout.shard_size, layout.act_group);
+  const int64_t groups = layout.act_group == 0 ? 1 : CeilDiv(layout.shard_size, layout.act_group);
   std::vector<KSegment> segments;
   for (int64_t begin = 0; begin < layout.k;) {
     KSegment s;

@@ -1,9 +1,9 @@
 // Gemm: out[t, n] = sum over k of x[t, k] * w[n, k] for a packed weight in any stored format.
 //
-// Order (the numerics contract, CPU arm): k ascends with one fused multiply-add each, from zero, within
-// a segment; its fp32 sum is multiplied by (activation scale x weight scale), formed first; segments of
-// a virtual shard add in ascending order; shards join as ((0+1)+(2+3))+((4+5)+(6+7)). An element does
-// not depend on T, on other rows, on threads, or on the instruction set.
+// Order (the numerics contract, CPU arm): k ascends with one fused multiply-add each, from zero,
+// within a segment; its fp32 sum is multiplied by (activation scale x weight scale), formed first;
+// segments of a virtual shard add in ascending order; shards join as ((0+1)+(2+3))+((4+5)+(6+7)).
+// An element does not depend on T, on other rows, on threads, or on the instruction set.
 #pragma once
 
 #include <cstdint>
@@ -36,19 +36,21 @@ struct GemmWeight {
 
 // How a rank's K is cut.
 struct KLayout {
-  int64_t begin = 0;         // first column of the full tensor that the rank holds
-  int64_t k = 0;             // columns held
-  int64_t shard_size = 0;    // columns per virtual shard; divides k
-  bool weight_blocks = false;  // a 128-block scale changes at every 128 of the full tensor's columns
-  int64_t act_group = 0;     // columns per activation scale, counted from the start of each shard; 0: none
+  int64_t begin = 0;       // first column of the full tensor that the rank holds
+  int64_t k = 0;           // columns held
+  int64_t shard_size = 0;  // columns per virtual shard; divides k
+  bool weight_blocks =
+      false;  // a 128-block scale changes at every 128 of the full tensor's columns
+  int64_t act_group =
+      0;  // columns per activation scale, counted from the start of each shard; 0: none
 };
 std::vector<KSegment> MakeSegments(const KLayout& layout);
 // Activation scales per token of that layout: shards x groups of a shard (the last may be shorter).
 int64_t ActScalesPerToken(int64_t k, int64_t shard_size, int64_t act_group);
 
-// x [T, k]: F32 or BF16, or E4M3 codes as U8. act_scales F32 [T, scales]: needed with codes, and only
-// then; nullptr otherwise. out [T, n] F32, or BF16 rounded once.
-// InvalidArgument names the operand; Unimplemented when there is no arm for the device.
+// x [T, k]: F32 or BF16, or E4M3 codes as U8. act_scales F32 [T, scales]: needed with codes, and
+// only then; nullptr otherwise. out [T, n] F32, or BF16 rounded once. InvalidArgument names the
+// operand; Unimplemented when there is no arm for the device.
 absl::Status Gemm(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
                   const ConstTensorView* act_scales, TensorView out);
 

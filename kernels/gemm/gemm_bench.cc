@@ -70,8 +70,8 @@ void Run(int64_t n, int64_t k) {
     w.scales = scales.data();
     w.scale_columns = k / 128;
     w.block_rows = {{0, n, 0, 0}};
-    w.segments = MakeSegments({0, k, k, f.scaling == WeightScaling::kBlock128,
-                               f.act_codes ? 128 : 0});
+    w.segments =
+        MakeSegments({0, k, k, f.scaling == WeightScaling::kBlock128, f.act_codes ? 128 : 0});
     for (int64_t m : {1, 2, 4, 8, 16, 64, 256}) {
       const double s = SecondsPerCall(&ctx, w, m, f.act_codes);
       std::cout << absl::StrFormat("%-15s T %4d  %7.1f GMAC/s  %6.2f G weights/s  %6.2f GB/s\n",

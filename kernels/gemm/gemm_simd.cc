@@ -1,6 +1,7 @@
-// The CPU arm of the matrix product, built once per instruction set. Lanes are sixteen output rows; for
-// each k one vector of weights is decoded and multiplied with one element of every row of x in the tile.
-// Each output is one chain of fused multiply-adds with k ascending, whatever the tile's shape.
+// The CPU arm of the matrix product, built once per instruction set. Lanes are sixteen output rows;
+// for each k one vector of weights is decoded and multiplied with one element of every row of x in
+// the tile. Each output is one chain of fused multiply-adds with k ascending, whatever the tile's
+// shape.
 #include "kernels/base/simd.h"
 #include "kernels/gemm/gemm_args.h"
 
@@ -83,7 +84,8 @@ LOCKSTEP_INLINE void Accumulate(Nvfp4Format, const TileWeights<kGroups>& weights
     F32x16 scale[kGroups];
 #pragma GCC unroll 4
     for (int g = 0; g < kGroups; ++g) {
-      scale[g] = Fp8Format::Decode<kPartial>(weights.block16_scales[g] + block * rows, weights.rows);
+      scale[g] =
+          Fp8Format::Decode<kPartial>(weights.block16_scales[g] + block * rows, weights.rows);
     }
     for (int64_t pair = block * 8; pair < block * 8 + 8; ++pair) {
       F32x16 even[kGroups];
@@ -107,8 +109,7 @@ LOCKSTEP_INLINE void Accumulate(Nvfp4Format, const TileWeights<kGroups>& weights
 
 float ScaleAt(const GemmArgs& a, int64_t index) {
   if (!a.scales_bf16) return static_cast<const float*>(a.scales)[index];
-  const uint32_t bits =
-      static_cast<uint32_t>(static_cast<const uint16_t*>(a.scales)[index]) << 16;
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(a.scales)[index]) << 16;
   float f;
   std::memcpy(&f, &bits, sizeof f);
   return f;
@@ -216,7 +217,8 @@ void Tile(const GemmArgs& a, int64_t group, int64_t token, const float* x, int64
   JoinShards<kGroups * kTokens>(sums, a.shards);
   for (int g = 0; g < kGroups; ++g) {
     for (int t = 0; t < kTokens; ++t) {
-      StoreOut(a, token + t, (group + g) * kGroupRows, Load(sums[0][g * kTokens + t]), weights.rows);
+      StoreOut(a, token + t, (group + g) * kGroupRows, Load(sums[0][g * kTokens + t]),
+               weights.rows);
     }
   }
 }

@@ -87,8 +87,8 @@ absl::Status CheckOperands(const ActGroups& groups, ConstTensorView x, TensorVie
   return absl::OkStatus();
 }
 
-absl::Status Quantize(ExecContext* ctx, const Request& request, ConstTensorView x,
-                      TensorView codes, TensorView scales) {
+absl::Status Quantize(ExecContext* ctx, const Request& request, ConstTensorView x, TensorView codes,
+                      TensorView scales) {
   RETURN_IF_ERROR(CheckOperands(request.groups, x, codes, scales));
   ctx->counters->op_launches.fetch_add(1, std::memory_order_relaxed);
   if (ctx->dry_run()) return absl::OkStatus();

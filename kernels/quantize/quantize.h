@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// Which columns share a scale: K is cut into shards of `shard_size` columns, each into groups of `group`
-// columns counted from its start; the last group of a shard may be shorter.
+// Which columns share a scale: K is cut into shards of `shard_size` columns, each into groups of
+// `group` columns counted from its start; the last group of a shard may be shorter.
 struct ActGroups {
   int64_t shard_size = 0;
   int64_t group = 0;

@@ -42,6 +42,7 @@ class SamplingState {
   void Append(int32_t id);
 
   const SamplingParams& params() const { return params_; }
+  int64_t vocab_size() const { return static_cast<int64_t>(output_counts_.size()); }
   int64_t num_output() const { return num_output_; }
   // Occurrences of `id` among generated ids; whether it occurs in the prompt.
   int32_t output_count(int32_t id) const { return output_counts_[static_cast<size_t>(id)]; }
@@ -56,7 +57,8 @@ class SamplingState {
 
 struct SampleResult {
   int32_t id = -1;
-  bool nan = false;        // the row holds a NaN; id is then -1
+  bool nan = false;        // the row holds a NaN or +infinity; id is then -1
+  bool all_masked = false; // every id is masked or at -infinity; id is then -1
   uint64_t digest = 0;     // LogitsDigest of the raw row
   float logprob = 0.0f;    // of id, under softmax of the raw logits; 0 without num_logprobs
   std::vector<std::pair<int32_t, float>> top_logprobs;  // best first, ties by lower id
@@ -67,7 +69,10 @@ struct SampleResult {
 uint64_t LogitsDigest(const float* logits, int64_t vocab_size);
 
 // Samples row r of `logits` (F32 [R, V]; columns >= vocab_size are padding and never chosen) with
-// states[r] for the token at absolute position positions[r]. Does not change the states.
+// states[r] for the token at absolute position positions[r]. Does not change the states. Logits of
+// -infinity are legal and never chosen. A row without a choosable id says so in its result (`nan`,
+// `all_masked`); the other rows are sampled. Ids of bias and masks outside the vocabulary have no
+// effect. InvalidArgument for shapes that do not fit; a dry run ignores states and positions.
 absl::Status Sample(ExecContext* ctx, ConstTensorView logits, int64_t vocab_size,
                     const std::vector<const SamplingState*>& states,
                     const std::vector<int64_t>& positions, std::vector<SampleResult>* results);

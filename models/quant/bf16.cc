@@ -37,14 +37,13 @@ class Bf16Method : public LinearMethod {
     ASSIGN_OR_RETURN(const TensorInfo* weight, builder.Use(scheme.codes));
     if (weight->dtype != DType::kBF16 && weight->dtype != DType::kF32) {
       return absl::InvalidArgumentError(absl::StrCat("tensor ", weight->name, " is ",
-                                                     weight->ToString(),
-                                                     ", expected BF16 or F32"));
+                                                     weight->ToString(), ", expected BF16 or F32"));
     }
     const bool bf16 = weight->dtype == DType::kBF16;
     builder.weight().format = bf16 ? WeightFormat::kBF16 : WeightFormat::kF32;
-    ASSIGN_OR_RETURN(builder.weight().codes,
-                     builder.PlaceUnits(*weight, 1, bf16 ? IsBadBF16 : IsBadF32,
-                                        "a weight that is not finite"));
+    ASSIGN_OR_RETURN(
+        builder.weight().codes,
+        builder.PlaceUnits(*weight, 1, bf16 ? IsBadBF16 : IsBadF32, "a weight that is not finite"));
     return builder.Finish();
   }
 };

@@ -44,8 +44,8 @@ class Fp8Method : public LinearMethod {
     ASSIGN_OR_RETURN(const TensorInfo* codes, builder.Use(scheme.codes));
     ASSIGN_OR_RETURN(const TensorInfo* scale, builder.Use(scheme.scale));
     if (codes->dtype != DType::kE4M3) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", codes->name, " is ",
-                                                     codes->ToString(), ", expected F8_E4M3"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", codes->name, " is ", codes->ToString(), ", expected F8_E4M3"));
     }
     builder.weight().format = WeightFormat::kFp8;
     ASSIGN_OR_RETURN(builder.weight().codes, builder.PlaceUnits(*codes, 1, IsNan, "a NaN code"));

@@ -59,9 +59,8 @@ class Nvfp4Method : public LinearMethod {
     weight.format = WeightFormat::kNvfp4;
     weight.scaling = WeightScaling::kTensor;
     ASSIGN_OR_RETURN(weight.codes, builder.PlaceUnits(*codes, 2, NeverBad, ""));
-    ASSIGN_OR_RETURN(
-        weight.block16_scales,
-        builder.PlaceUnits(*scales, kBlock, IsBadScale, "a NaN or a negative block scale"));
+    ASSIGN_OR_RETURN(weight.block16_scales, builder.PlaceUnits(*scales, kBlock, IsBadScale,
+                                                               "a NaN or a negative block scale"));
     ASSIGN_OR_RETURN(const float stored, builder.PlaceScalar(*global));
     ASSIGN_OR_RETURN(weight.tensor_scale, Multiplier(scheme, *global, stored, *codes));
     return builder.Finish();

@@ -1,5 +1,5 @@
-// PackedLinear: the resident form that all formats share (a GemmWeight and the buffers behind it), and
-// the builder with which a format fills it from the checkpoint.
+// PackedLinear: the resident form that all formats share (a GemmWeight and the buffers behind it),
+// and the builder with which a format fills it from the checkpoint.
 #pragma once
 
 #include <memory>
@@ -39,8 +39,9 @@ class PackedLinear : public ResidentLinear {
   std::vector<DeviceBuffer> buffers_;
 };
 
-// InvalidArgument unless `shard` is a legal part of [n, k]: rows in range; whole virtual shards, a power
-// of two of them; a multiple of `k_multiple` columns in each (of all K when not row-parallel).
+// InvalidArgument unless `shard` is a legal part of [n, k]: rows in range; whole virtual shards, a
+// power of two of them; a multiple of `k_multiple` columns in each (of all K when not
+// row-parallel).
 absl::Status ValidateShard(const LinearShard& shard, int64_t k_multiple);
 
 // Makes one PackedLinear: Create, then the Place calls of the format, then Finish.
@@ -57,8 +58,9 @@ class PackedLinearBuilder {
   // Marks `{module}.{suffix}` as used if it is there, without reading it.
   void Ignore(const std::string& suffix);
 
-  // Packs the shard's rows and columns of a tensor stored as [n, k / k_per_unit] units of the dtype's
-  // size. `is_bad(first byte of a unit)` marks corrupt units: DataLoss names tensor and index.
+  // Packs the shard's rows and columns of a tensor stored as [n, k / k_per_unit] units of the
+  // dtype's size. `is_bad(first byte of a unit)` marks corrupt units: DataLoss names tensor and
+  // index.
   absl::StatusOr<const void*> PlaceUnits(const TensorInfo& tensor, int64_t k_per_unit,
                                          bool (*is_bad)(const uint8_t*), const char* bad_text);
   // One scale per row of the shard, F32 or BF16, stored as [n] or [n, 1].

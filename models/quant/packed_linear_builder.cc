@@ -18,8 +18,9 @@ constexpr int64_t kBlock = 128;
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 absl::Status BadShape(const TensorInfo& tensor, const std::string& expected) {
-  return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " in ", tensor.file, " is ",
-                                                 tensor.ToString(), ", expected ", expected));
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " in ", tensor.file,
+                                                 " is ", tensor.ToString(), ", expected ",
+                                                 expected));
 }
 
 absl::Status BadValue(const TensorInfo& tensor, int64_t index, const std::string& what) {
@@ -71,17 +72,17 @@ absl::Status ValidateShard(const LinearShard& shard, int64_t k_multiple) {
   }
   const int64_t size = shard.virtual_shards.size;
   if (size <= 0 || shard.virtual_shards.count * size != shard.k) {
-    return bad(absl::StrCat(shard.virtual_shards.count, " virtual shards of ", size,
-                            " do not cut K"));
+    return bad(
+        absl::StrCat(shard.virtual_shards.count, " virtual shards of ", size, " do not cut K"));
   }
   if (size % k_multiple != 0) {
-    return bad(absl::StrCat("a virtual shard has ", size, " columns; the format needs multiples of ",
-                            k_multiple));
+    return bad(absl::StrCat("a virtual shard has ", size,
+                            " columns; the format needs multiples of ", k_multiple));
   }
   if (c.begin < 0 || c.size <= 0 || c.begin + c.size > shard.k || c.begin % size != 0 ||
       c.size % size != 0) {
-    return bad(absl::StrCat("columns ", c.begin, "+", c.size, " are no whole virtual shards of ",
-                            size));
+    return bad(
+        absl::StrCat("columns ", c.begin, "+", c.size, " are no whole virtual shards of ", size));
   }
   const int64_t local = c.size / size;
   if (local > kMaxShards || (local & (local - 1)) != 0) {
@@ -174,7 +175,7 @@ absl::StatusOr<const void*> PackedLinearBuilder::PlaceUnits(const TensorInfo& te
     }
   }
   const int64_t bytes = static_cast<int64_t>(rows.size()) * units * unit_bytes;
-  ASSIGN_OR_RETURN(uint8_t* out, Allocate(tensor, bytes));
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, bytes));
   PackRows(rows, units, static_cast<int>(unit_bytes), out);
   return out;
 }
@@ -183,14 +184,13 @@ absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor) {
   const std::vector<int64_t>& shape = tensor.shape;
   if (!IsFloat(tensor) || shape.empty() || shape.size() > 2 || shape[0] != shard_.n ||
       tensor.num_elements() != shard_.n) {
-    return BadShape(tensor, absl::StrCat("[", shard_.n, "] or [", shard_.n,
-                                         ", 1] of F32 or BF16"));
+    return BadShape(tensor, absl::StrCat("[", shard_.n, "] or [", shard_.n, ", 1] of F32 or BF16"));
   }
   const int64_t size = SizeOf(tensor.dtype);
   for (const Range& r : shard_.rows) {
     for (int64_t i = r.begin; i < r.begin + r.size; ++i) RETURN_IF_ERROR(CheckScale(tensor, i));
   }
-  ASSIGN_OR_RETURN(uint8_t* out, Allocate(tensor, shard_.local_n() * size));
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, shard_.local_n() * size));
   weight_.scaling = WeightScaling::kChannel;
   weight_.scales = out;
   weight_.scale_dtype = tensor.dtype;
@@ -232,8 +232,7 @@ absl::Status PackedLinearBuilder::PlaceBlockScales(const TensorInfo& tensor) {
   }
   const int64_t size = SizeOf(tensor.dtype);
   const int64_t row_bytes = columns * size;
-  ASSIGN_OR_RETURN(uint8_t* out,
-                   Allocate(tensor, static_cast<int64_t>(held.size()) * row_bytes));
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, static_cast<int64_t>(held.size()) * row_bytes));
   weight_.scaling = WeightScaling::kBlock128;
   weight_.scales = out;
   weight_.scale_dtype = tensor.dtype;
@@ -251,7 +250,7 @@ absl::StatusOr<float> PackedLinearBuilder::PlaceScalar(const TensorInfo& tensor)
     return BadShape(tensor, "[] or [1] of F32 or BF16");
   }
   RETURN_IF_ERROR(CheckScale(tensor, 0));
-  ASSIGN_OR_RETURN(uint8_t* out, Allocate(tensor, tensor.bytes));
+  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, tensor.bytes));
   std::memcpy(out, tensor.data, static_cast<size_t>(tensor.bytes));
   return ValueAt(tensor, 0);
 }

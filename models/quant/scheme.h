@@ -1,7 +1,8 @@
-// Which quantization scheme each linear module of a checkpoint has: read from `quantization_config` of
-// config.json and from hf_quant_config.json, then cross-checked against the tensors that exist.
-// Rules: models-*.md section 5.4 (ModelOpt, compressed-tensors, fp8 block). Tensors win for "quantized
-// or not" (logged); anything ambiguous or contradictory is an error that names the module.
+// Which quantization scheme each linear module of a checkpoint has: read from `quantization_config`
+// of config.json and from hf_quant_config.json, then cross-checked against the tensors that exist.
+// Rules: models-*.md section 5.4 (ModelOpt, compressed-tensors, fp8 block). Tensors win for
+// "quantized or not" (logged); anything ambiguous or contradictory is an error that names the
+// module.
 #pragma once
 
 #include <memory>
@@ -39,7 +40,8 @@ struct LinearScheme {
   ActivationScheme activation = ActivationScheme::kNone;
   // NVFP4: the stored global is a divisor (compressed-tensors), else a multiplier (ModelOpt).
   bool global_is_divisor = false;
-  // Suffixes of the tensors of this module, e.g. "weight_packed", "weight_scale", "weight_global_scale".
+  // Suffixes of the tensors of this module, e.g. "weight_packed", "weight_scale",
+  // "weight_global_scale".
   std::string codes = "weight";
   std::string scale;         // empty: none
   std::string global_scale;  // NVFP4
@@ -48,10 +50,11 @@ struct LinearScheme {
 
 class SchemeResolver {
  public:
-  // `config` is the whole config.json; hf_quant_config.json is read from the checkpoint's directory if
-  // there. Unsupported algorithms are Unimplemented with the algorithm's name and the supported list.
+  // `config` is the whole config.json; hf_quant_config.json is read from the checkpoint's directory
+  // if there; `checkpoint` must outlive the resolver. Unsupported algorithms are Unimplemented with
+  // the algorithm's name and the supported list.
   static absl::StatusOr<std::unique_ptr<SchemeResolver>> Create(const nlohmann::json& config,
-                                                               const Checkpoint& checkpoint);
+                                                                const Checkpoint& checkpoint);
   virtual ~SchemeResolver() = default;
 
   // `module` is the full name as in the checkpoint, without ".weight". [n, k] is the logical shape.

@@ -1,14 +1,15 @@
-// Checkpoint: the tensors of a model directory in safetensors format: one `model.safetensors`, or the
-// shards that `model.safetensors.index.json` names. Files are mapped read-only; opening reads headers
-// only. Everything that a header or an index says is checked against the files before Open returns:
-// afterwards every view is in bounds. Thread safe after Open.
+// Checkpoint: the tensors of a model directory in safetensors format: one `model.safetensors`, or
+// the shards that `model.safetensors.index.json` names. Files are mapped read-only; opening reads
+// headers only. Everything that a header or an index says is checked against the files before Open
+// returns: afterwards every view is in bounds. Thread safe after Open.
 //
-// Errors of Open: NotFound (no such directory or no safetensors in it); DataLoss, with the file, what
-// was expected and what was found, for a truncated file (bytes missing), a missing shard, an index that
-// names tensors or files that are not there (or leaves out some that are), duplicate, overlapping or
-// out-of-range tensors, a header that is too long (100 MB) or no JSON, holes between tensors, a shape
-// that does not match its bytes. The message begins with one of CHECKPOINT_TRUNCATED,
-// CHECKPOINT_MISSING_SHARD, CHECKPOINT_INDEX_MISMATCH, CHECKPOINT_DUPLICATE_TENSOR, CHECKPOINT_INVALID.
+// Errors of Open: NotFound (no such directory or no safetensors in it); DataLoss, with the file,
+// what was expected and what was found, for a truncated file (bytes missing), a missing shard, an
+// index that names tensors or files that are not there (or leaves out some that are), duplicate,
+// overlapping or out-of-range tensors, a header that is too long (100 MB) or no JSON, holes between
+// tensors, a shape that does not match its bytes. The message begins with one of
+// CHECKPOINT_TRUNCATED, CHECKPOINT_MISSING_SHARD, CHECKPOINT_INDEX_MISMATCH,
+// CHECKPOINT_DUPLICATE_TENSOR, CHECKPOINT_INVALID.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ namespace lockstep {
 struct TensorInfo {
   std::string name;
   DType dtype = DType::kF32;
-  std::vector<int64_t> shape;  // any rank; [] is a scalar
-  std::string file;            // base name of the shard
+  std::vector<int64_t> shape;     // any rank; [] is a scalar
+  std::string file;               // base name of the shard
   const uint8_t* data = nullptr;  // may be unaligned for its dtype: copy, do not cast
   int64_t bytes = 0;
 
@@ -53,7 +54,8 @@ class Checkpoint {
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   const std::string& directory() const { return directory_; }
   int64_t total_bytes() const;
-  // XXH3 over names, dtypes, shapes and sizes of the files, in name order: which checkpoint this is.
+  // XXH3 over names, dtypes, shapes and sizes of the files, in name order: identifies the
+  // checkpoint.
   uint64_t digest() const { return digest_; }
 
  private:

@@ -32,9 +32,12 @@ class ShardSpec {
   // Every rank holds all `size` elements.
   static ShardSpec Replicated(int64_t size);
   static ShardSpec Split(std::vector<Segment> segments);
-  static ShardSpec Split(int64_t units, int64_t unit_size) { return Split({{units, unit_size, false}}); }
-  // Rows of a vocabulary: rank r holds [r * p / world, (r + 1) * p / world) of the rows below `size`,
-  // p = size rounded up to a multiple of 128. Ranks at the end may hold fewer rows, or none.
+  static ShardSpec Split(int64_t units, int64_t unit_size) {
+    return Split({{units, unit_size, false}});
+  }
+  // Rows of a vocabulary: rank r holds [r * p / world, (r + 1) * p / world) of the rows below
+  // `size`, p = size rounded up to a multiple of 128. Ranks at the end may hold fewer rows, or
+  // none.
   static ShardSpec Vocab(int64_t size);
 
   bool replicated() const { return kind_ == Kind::kReplicated; }

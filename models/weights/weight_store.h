@@ -1,6 +1,6 @@
-// WeightStore: the one place where weights become resident on a rank's device. Accounts every byte by
-// format and module class, reports progress, and proves that no weight is placed twice or behind its
-// back. One thread. Buffers live as long as the store, which lives as long as the process.
+// WeightStore: the one place where weights become resident on a rank's device. Accounts every byte
+// by format and module class, reports progress, and proves that no weight is placed twice or behind
+// its back. One thread. Buffers live as long as the store, which lives as long as the process.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@
 
 namespace lockstep {
 
-// What a byte belongs to. `format` is "bf16", "nvfp4", "fp8_channel", "fp8_tensor", "fp8_block", ...;
-// `module_class` is "embedding", "attention", "delta_net", "mlp", "norm", "head", ...
+// What a byte belongs to. `format` is "bf16", "nvfp4", "fp8_channel", "fp8_tensor", "fp8_block",
+// ...; `module_class` is "embedding", "attention", "delta_net", "mlp", "norm", "head", ...
 struct WeightClass {
   std::string format;
   std::string module_class;
@@ -32,10 +32,10 @@ struct WeightClass {
 };
 
 struct LoadProgress {
-  int64_t bytes_done = 0;      // of the checkpoint's bytes that this rank reads
+  int64_t bytes_done = 0;  // of the checkpoint's bytes that this rank reads
   int64_t bytes_total = 0;
   int64_t tensors_done = 0;
-  std::string current;         // tensor being placed
+  std::string current;  // tensor being placed
 };
 
 class WeightStore {
@@ -50,8 +50,8 @@ class WeightStore {
   int world() const { return world_; }
   DeviceType device() const { return device_; }
 
-  // Marks a tensor as used by this model: tensors that nobody used are an error at the end (Leftovers).
-  // NotFound names it. Using a tensor twice is fine (tied heads).
+  // Marks a tensor as used by this model: tensors that nobody used are an error at the end
+  // (Leftovers). NotFound names it. Using a tensor twice is fine (tied heads).
   absl::StatusOr<const TensorInfo*> Use(const std::string& name);
   // As Use, but nullptr when the checkpoint has no such tensor.
   const TensorInfo* UseIfPresent(const std::string& name);
@@ -61,7 +61,8 @@ class WeightStore {
   absl::Status CheckLeftovers() const;
 
   // Device memory for a weight, accounted to `cls`. `checkpoint_bytes` is this rank's share of the
-  // checkpoint behind it (the sum of its slices, as stored): resident / share is the ratio exported.
+  // checkpoint behind it (the sum of its slices, as stored): resident / share is the ratio
+  // exported.
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes, int64_t checkpoint_bytes,
                                         const WeightClass& cls);
   // Says that the tensor was placed: drives progress and the weights_to_device counter.
@@ -73,9 +74,11 @@ class WeightStore {
 
   // A small tensor (norm weight, A_log, convolution) as stored, the rank's slices of dimension 0
   // concatenated. Rank-3 [C, 1, W] becomes [C, W]. Kept in the stored dtype (F32 or BF16).
-  // InvalidArgument names the tensor, its shape and the one expected; non-finite values are DataLoss.
-  absl::StatusOr<TensorView> PlaceTensor(const std::string& name, std::vector<int64_t> expected_shape,
-                                         const ShardSpec& dim0, const std::string& module_class);
+  // InvalidArgument names the tensor, its shape and the one expected; non-finite values are
+  // DataLoss.
+  absl::StatusOr<TensorView> PlaceTensor(const std::string& name,
+                                         std::vector<int64_t> expected_shape, const ShardSpec& dim0,
+                                         const std::string& module_class);
 
   struct Bytes {
     int64_t resident = 0;
@@ -94,7 +97,7 @@ class WeightStore {
   Counters* counters_;
   ProgressFn progress_;
   LoadProgress progress_state_;
-  std::set<std::string> used_;     // used or allowed
+  std::set<std::string> used_;  // used or allowed
   std::map<std::string, int64_t> placed_bytes_;
   std::map<WeightClass, Bytes> bytes_;
   std::vector<DeviceBuffer> owned_;  // of PlaceTensor

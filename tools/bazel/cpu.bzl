@@ -5,6 +5,9 @@ and puts everything in `namespace lockstep { namespace LOCKSTEP_ISA { ... } }`, 
 generic, avx2 or avx512. The caller declares the three and picks by GetCpuIsa().
 """
 
+# gcc 12 reports the deliberately undefined operands inside its own AVX-512 headers.
+_QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+
 _ISAS = {
     "generic": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -29,7 +32,7 @@ def cpu_simd_library(name, srcs, hdrs = [], deps = []):
             name = part,
             srcs = srcs,
             textual_hdrs = hdrs,
-            copts = ["-O3"] + copts,
+            copts = ["-O3"] + _QUIET + copts,
             local_defines = [
                 "LOCKSTEP_ISA=" + isa,
                 "LOCKSTEP_ISA_%s=1" % isa.upper(),
