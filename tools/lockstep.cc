@@ -1,4 +1,5 @@
-// lockstep: the command line of the system. One row per verb; each lives in tools/cli/<verb>.{h,cc}.
+// lockstep: the command line of the system. One row per verb; each lives in
+// tools/cli/<verb>.{h,cc}.
 #include "CLI/App.hpp"
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"

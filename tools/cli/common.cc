@@ -56,8 +56,7 @@ std::shared_ptr<grpc::Channel> ClientFlags::Connect() const {
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  auto channel =
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   const absl::Time deadline = absl::Now() + absl::Seconds(connect_timeout_s);
   if (channel->WaitForConnected(absl::ToChronoTime(deadline))) return channel;
   Talk(absl::StrCat("error: cannot connect to ", address, " within ", connect_timeout_s,

@@ -48,9 +48,9 @@ absl::StatusOr<std::string> FindWorkerBinary() {
   for (const std::string& candidate : candidates) {
     if (access(candidate.c_str(), X_OK) == 0) return candidate;
   }
-  return absl::NotFoundError(absl::StrCat("no lockstep_worker program at ",
-                                          absl::StrJoin(candidates, " or "),
-                                          "; build //worker:lockstep_worker or give --worker-binary"));
+  return absl::NotFoundError(
+      absl::StrCat("no lockstep_worker program at ", absl::StrJoin(candidates, " or "),
+                   "; build //worker:lockstep_worker or give --worker-binary"));
 }
 
 absl::StatusOr<std::unique_ptr<LocalWorkers>> LocalWorkers::Start(
@@ -65,20 +65,19 @@ absl::StatusOr<std::unique_ptr<LocalWorkers>> LocalWorkers::Start(
     ChildProcess::Options child;
     // A signal from the terminal goes to the server alone, which ends the workers after draining.
     child.own_process_group = true;
-    ASSIGN_OR_RETURN(
-        ChildProcess process,
-        ChildProcess::Start({binary, "--listen", "127.0.0.1:0", "--address-file",
-                             AddressFile(workers->folder_, rank), "--parent-death", "--threads",
-                             absl::StrCat(ThreadsPerWorker(options)), "--log-level",
-                             options.log_level},
-                            child));
+    ASSIGN_OR_RETURN(ChildProcess process,
+                     ChildProcess::Start({binary, "--listen", "127.0.0.1:0", "--address-file",
+                                          AddressFile(workers->folder_, rank), "--parent-death",
+                                          "--threads", absl::StrCat(ThreadsPerWorker(options)),
+                                          "--log-level", options.log_level},
+                                         child));
     workers->processes_.push_back(std::move(process));
   }
   for (int rank = 0; rank < options.count; ++rank) {
-    ASSIGN_OR_RETURN(std::string address,
-                     WaitForAddressFile(AddressFile(workers->folder_, rank),
-                                        &workers->processes_[static_cast<size_t>(rank)],
-                                        kListenTimeout));
+    ASSIGN_OR_RETURN(
+        std::string address,
+        WaitForAddressFile(AddressFile(workers->folder_, rank),
+                           &workers->processes_[static_cast<size_t>(rank)], kListenTimeout));
     workers->addresses_.push_back(std::move(address));
   }
   return workers;

@@ -1,5 +1,5 @@
-// LocalWorkers: the worker processes of one machine. Workers are their own program, so the CLI needs
-// none of their code.
+// LocalWorkers: the worker processes of one machine. Workers are their own program, so the CLI
+// needs none of their code.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 namespace lockstep {
 namespace cli {
 
-// The lockstep_worker program: beside this executable, or in ../worker as the build leaves it. NotFound
-// says where it was looked for.
+// The lockstep_worker program: beside this executable, or in ../worker as the build leaves it.
+// NotFound says where it was looked for.
 absl::StatusOr<std::string> FindWorkerBinary();
 
 struct LocalWorkersOptions {
@@ -27,8 +27,8 @@ struct LocalWorkersOptions {
 
 class LocalWorkers {
  public:
-  // Starts `count` workers on free ports of 127.0.0.1 and waits until they listen. They end with the
-  // thread that called this.
+  // Starts `count` workers on free ports of 127.0.0.1 and waits until they listen. They end with
+  // the thread that called this.
   static absl::StatusOr<std::unique_ptr<LocalWorkers>> Start(const LocalWorkersOptions& options);
   ~LocalWorkers();
 

@@ -45,7 +45,8 @@ class SamplingFlags {
   bool include_stop_ = false;
 };
 
-// "EOS after 12 tokens (prompt 5, cached 0), first token after 0.031 s, 310 tokens/s, digest 0123..."
+// "EOS after 12 tokens (prompt 5, cached 0), first token after 0.031 s, 310 tokens/s, digest
+// 0123..."
 std::string Summary(const inference::v1::Finished& finished);
 
 // Asks the server whether it has a tokenizer. An exit code; failures are told.

@@ -48,8 +48,8 @@ void PrintTable(const ServerStatus& s, const inference::v1::ListModelsResponse& 
         m.architecture(), m.quantization(), m.tensor_parallel(), m.max_context(),
         m.kv_capacity_tokens(), m.checkpoint_digest());
   }
-  std::cout << absl::StreamFormat("%-10s %d running, %d queued\n", "requests",
-                                  s.requests_running(), s.requests_queued())
+  std::cout << absl::StreamFormat("%-10s %d running, %d queued\n", "requests", s.requests_running(),
+                                  s.requests_queued())
             << absl::StreamFormat("%-10s %d of %d blocks free, %d cached\n", "KV cache",
                                   s.kv_blocks_free(), s.kv_blocks_total(), s.kv_blocks_cached())
             << absl::StreamFormat("%-10s %d of %d free; snapshots %d of %d used\n", "slots",
@@ -61,8 +61,8 @@ void PrintTable(const ServerStatus& s, const inference::v1::ListModelsResponse& 
         w.address(), w.state(), 100 * w.load_progress(),
         static_cast<double>(w.resident_bytes()) / (1 << 20), w.last_step());
   }
-  for (const auto& [name, value] : std::map<std::string, int64_t>(s.counters().begin(),
-                                                                  s.counters().end())) {
+  for (const auto& [name, value] :
+       std::map<std::string, int64_t>(s.counters().begin(), s.counters().end())) {
     std::cout << absl::StreamFormat("%-10s %s %d\n", "counter", name, value);
   }
   std::cout << std::flush;

@@ -14,12 +14,13 @@ namespace lockstep {
 namespace cli {
 
 void AddVersion(CLI::App* app, int* exit_code) {
-  CLI::App* verb = app->add_subcommand("version", "Print versions of this program and its libraries");
+  CLI::App* verb =
+      app->add_subcommand("version", "Print versions of this program and its libraries");
   verb->callback([exit_code]() {
     std::cout << "lockstep " << kVersion << "\n"
               << "grpc " << grpc::Version() << "\n"
-              << "protobuf "
-              << google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION) << "\n"
+              << "protobuf " << google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION)
+              << "\n"
               << "cli11 " << CLI11_VERSION << "\n";
     *exit_code = kExitOk;
   });

@@ -38,8 +38,8 @@ int Run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 void AddWorker(CLI::App* app, int* exit_code) {
-  CLI::App* verb = app->add_subcommand(
-      "worker", "Run one worker process; its flags: lockstep worker --help");
+  CLI::App* verb =
+      app->add_subcommand("worker", "Run one worker process; its flags: lockstep worker --help");
   // Every argument, --help too, is the worker program's.
   verb->set_help_flag();
   verb->prefix_command();
