@@ -64,6 +64,10 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityRequest& request,
                                       const std::vector<LoadModelResult>& results) {
   CHECK(!results.empty());
   const int64_t model_context = results[0].max_positions();
+  if (model_context < 2) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the workers report a context of ", model_context, " tokens for this checkpoint"));
+  }
   RETURN_IF_ERROR(CheckRequest(request, model_context));
   const int64_t block_bytes =
       std::max<int64_t>(1, Largest(results, [](const auto& r) { return r.kv_block_bytes(); }));

@@ -1,6 +1,8 @@
 // Coordinator: see coordinator.h.
 #include "coordinator/coordinator.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -299,6 +301,11 @@ std::shared_ptr<const ServedModel> Coordinator::Impl::MakeModel(
 absl::Status Coordinator::Impl::LoadSteps() {
   if (options_.workers.empty()) {
     return absl::InvalidArgumentError("no workers: name at least one with --workers host:port");
+  }
+  struct stat info;
+  if (stat(options_.model_path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    return absl::NotFoundError(absl::StrCat("--model ", options_.model_path,
+                                            " is no folder; give the folder of a checkpoint"));
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, LoadTokenizer());
   WorkerGroupOptions group_options;

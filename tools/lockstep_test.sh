@@ -40,13 +40,15 @@ done
 expect 3 'cannot connect' bench serve --address $nobody --connect-timeout 0.2
 expect 3 'cannot connect' chat --address $nobody --connect-timeout 0.2
 
+expect 1 'model /nowhere is no folder' coordinator --model /nowhere --workers $nobody --port 0
+
 # stdout is data: errors leave it empty.
 output=$("$lockstep" status --address $nobody --connect-timeout 0.2 2>/dev/null)
 [ -z "$output" ] || { echo "an error went to stdout: $output"; failed=1; }
 
 # A coordinator whose workers never come: alive, not ready, and it ends at once on SIGTERM.
 address=$TEST_TMPDIR/address
-"$lockstep" coordinator --model /nowhere --workers $nobody --port 0 --address-file "$address" \
+"$lockstep" coordinator --model "$TEST_TMPDIR" --workers $nobody --port 0 --address-file "$address" \
   2>"$TEST_TMPDIR/log" &
 server=$!
 for _ in $(seq 100); do [ -s "$address" ] && break; sleep 0.1; done
