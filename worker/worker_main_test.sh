@@ -2,7 +2,7 @@
 # The worker binary as a process: address file, port conflicts, flags that are refused, signals.
 set -u
 worker=worker/lockstep_worker
-dir=$(mktemp -d "${TEST_TMPDIR:-/tmp}/worker.XXXXXX")
+dir=$(mktemp -d /tmp/worker.XXXXXX)  # short: paths of sockets hold 107 characters
 
 fail() {
   echo "FAILED: $*" >&2
