@@ -1,5 +1,8 @@
 #include "worker/slot_table.h"
 
+#include <functional>
+
+#include "kernels/base/check.h"
 #include "kernels/base/testing/matchers.h"
 
 namespace lockstep {

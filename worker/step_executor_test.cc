@@ -3,6 +3,7 @@
 #include <functional>
 #include <future>
 
+#include "kernels/base/check.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/testing/matchers.h"
 #include "kernels/comm/fake_comm_group.h"

@@ -1,12 +1,13 @@
-// CommGroup: the ranks that run collectives together. All transports (in-process fake, sockets between
-// CPU processes, NCCL, push over peer memory) implement this interface.
+// CommGroup: the ranks that run collectives together. All transports (in-process fake, sockets
+// between CPU processes, NCCL, push over peer memory) implement this interface.
 //
 // Rules:
 // 1. Every rank calls the same collectives in the same order with the same sizes.
 // 2. Collectives are called by the executor thread only. Abort may be called by any thread.
 // 3. Sums are ours, in tree order over ranks: ((0+1)+(2+3))+((4+5)+(6+7)), in F32, evaluated
 //    identically on every rank (numerics N2, N12). A transport only moves bytes.
-// 4. BeginStep names the step; frames carry (epoch, step, operation number, digest), and a peer that
+// 4. BeginStep names the step; frames carry (epoch, step, operation number, digest), and a peer
+// that
 //    disagrees fails the collective with an error that names both sides. No collective ever hangs:
 //    a peer that is gone, an abort, or the time bound ends it with a status.
 // 5. After any failure the group is broken: every later call returns the first error. A new group
