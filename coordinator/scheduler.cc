@@ -150,9 +150,11 @@ class StepScheduler {
     schedule_.rows.push_back(rows);
   }
 
+  // Not in a step that preempts: which blocks of a hit would be idle then is known only afterwards.
   void Admit() {
+    if (!schedule_.preempted.empty()) return;
     int64_t reserved = ReservedBefore(running_.size());
-    int64_t slots = input_.free_slots + static_cast<int64_t>(schedule_.preempted.size());
+    int64_t slots = input_.free_slots;
     for (const SchedulerSequence& s : input_.waiting) {
       if (slots == 0) return;
       const int64_t usable = available_ - s.idle_blocks - reserved;

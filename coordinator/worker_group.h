@@ -1,5 +1,7 @@
-// WorkerGroup: the ranks of one model replica, over gRPC. Brings them from "process listens" to "steps
-// can run" and carries steps.
+// WorkerGroup: the ranks of one model replica, over gRPC. Brings them from "process listens" to
+// "steps can run" and carries steps. Load, Join, Send, Receive and Shutdown are called by one
+// thread at a time; Wake and the queries (GetInfo, Health, GetStats, ProbeLinear) by any thread at
+// any time.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +37,11 @@ class WorkerGroup : public StepTransport {
 
   int world() const;
 
-  // Waits for every rank to answer GetInfo, then loads all ranks at once. On failure the status names the
-  // rank, its address, the phase and the cause; the other ranks are told to stop. Results in rank order.
-  absl::StatusOr<std::vector<worker::v1::LoadModelResult>> Load(uint64_t term, const ProgressFn& progress);
+  // Waits for every rank to answer GetInfo, then loads all ranks at once. On failure the status
+  // names the rank, its address, the phase and the cause; the other ranks are told to stop. Results
+  // in rank order.
+  absl::StatusOr<std::vector<worker::v1::LoadModelResult>> Load(uint64_t term,
+                                                                const ProgressFn& progress);
 
   // PrepareComm and InitComm on all ranks, Configure, and the step streams of `epoch`.
   absl::Status Join(uint64_t term, uint64_t epoch, const worker::v1::ConfigureRequest& limits);
@@ -47,7 +51,7 @@ class WorkerGroup : public StepTransport {
   absl::StatusOr<worker::v1::StepResult> Receive(absl::Time deadline) override;
   void Wake() override;
 
-  // Result of every rank for the step that Receive gave last, rank order (tests, evaluation).
+  // Queries of all ranks at once, answers in rank order. An error names the rank.
   absl::StatusOr<std::vector<worker::v1::GetInfoResponse>> GetInfo();
   absl::StatusOr<std::vector<worker::v1::HealthResponse>> Health(absl::Duration timeout);
   absl::StatusOr<std::vector<worker::v1::GetStatsResponse>> GetStats();
