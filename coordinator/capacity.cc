@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/prefix_cache.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/batch/forward_batch.h"
 
 namespace lockstep {
 namespace {
@@ -19,7 +19,7 @@ constexpr int64_t kSnapshotBytes = 512 * kMiB;
 // Rows of logits that a step may give: at least one per sequence, some more for replays.
 constexpr int64_t kLogitRows = 64;
 
-int64_t BlocksOf(int64_t tokens) { return (tokens + kGrid - 1) / kGrid; }
+int64_t BlocksOf(int64_t tokens) { return (tokens + kBlockPositions - 1) / kBlockPositions; }
 
 template <typename Get>
 int64_t Largest(const std::vector<LoadModelResult>& results, const Get& get) {
@@ -45,9 +45,10 @@ absl::Status CheckRequest(const CapacityRequest& request, int64_t model_context)
     return absl::InvalidArgumentError("--max-model-len 1 leaves no room for a prompt and a token");
   }
   if (request.max_num_batched_tokens < request.max_num_seqs) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--max-num-batched-tokens ", request.max_num_batched_tokens, " is less than --max-num-seqs ",
-        request.max_num_seqs, ": a step could not advance every sequence"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-num-batched-tokens ", request.max_num_batched_tokens,
+                     " is less than --max-num-seqs ", request.max_num_seqs,
+                     ": a step could not advance every sequence"));
   }
   if (request.max_model_len > model_context) {
     return absl::InvalidArgumentError(absl::StrCat("--max-model-len ", request.max_model_len,
@@ -63,6 +64,10 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityRequest& request,
                                       const std::vector<LoadModelResult>& results) {
   CHECK(!results.empty());
   const int64_t model_context = results[0].max_positions();
+  if (model_context < 2) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the workers report a context of ", model_context, " tokens for this checkpoint"));
+  }
   RETURN_IF_ERROR(CheckRequest(request, model_context));
   const int64_t block_bytes =
       std::max<int64_t>(1, Largest(results, [](const auto& r) { return r.kv_block_bytes(); }));
@@ -81,13 +86,13 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityRequest& request,
       request.max_kv_blocks > 0 ? request.max_kv_blocks : std::min(wanted, affordable);
   if (request.max_kv_blocks == 0 && affordable < BlocksOf(capacity.max_context)) {
     if (request.max_model_len > 0 || affordable == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a context of ", capacity.max_context, " tokens needs ",
-          (BlocksOf(capacity.max_context) * block_bytes + kMiB - 1) / kMiB,
-          " MiB of key-value cache per rank, more than ", budget / kMiB,
-          " MiB; raise --kv-cache-mb or lower --max-model-len"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a context of ", capacity.max_context, " tokens needs ",
+                       (BlocksOf(capacity.max_context) * block_bytes + kMiB - 1) / kMiB,
+                       " MiB of key-value cache per rank, more than ", budget / kMiB,
+                       " MiB; raise --kv-cache-mb or lower --max-model-len"));
     }
-    capacity.max_context = affordable * kGrid;
+    capacity.max_context = affordable * kBlockPositions;
   }
   capacity.max_sequence_blocks = BlocksOf(capacity.max_context);
   capacity.snapshots = std::min(request.max_snapshots, kSnapshotBytes / snapshot_bytes);

@@ -1,5 +1,5 @@
-// Capacity planning: from what operators ask for and what the ranks report to the limits of the engine
-// and of the workers. Pure.
+// Capacity planning: from what operators ask for and what the ranks report to the limits of the
+// engine and of the workers. Pure.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct CapacityRequest {
 
 struct Capacity {
   int64_t max_context = 0;  // prompt plus output
-  int64_t kv_blocks = 0;    // of kGrid positions
+  int64_t kv_blocks = 0;    // of kBlockPositions positions
   int64_t slots = 0;
   int64_t snapshots = 0;
   int64_t max_batch_tokens = 0;
@@ -31,9 +31,10 @@ struct Capacity {
   int64_t kv_bytes = 0;  // of the rank with the most
 };
 
-// `results` of all ranks, not empty. Defaults: the model's own context; blocks for every sequence at
-// full length, bounded by 1 GiB of keys and values per rank (the context shrinks when not even one
-// sequence fits); snapshots bounded by 512 MiB. INVALID_ARGUMENT names the flag that cannot be met.
+// `results` of all ranks, not empty. Defaults: the model's own context; blocks for every sequence
+// at full length, bounded by 1 GiB of keys and values per rank (the context shrinks when not even
+// one sequence fits); snapshots bounded by 512 MiB. INVALID_ARGUMENT names the flag that cannot be
+// met.
 absl::StatusOr<Capacity> PlanCapacity(const CapacityRequest& request,
                                       const std::vector<worker::v1::LoadModelResult>& results);
 

@@ -73,5 +73,10 @@ TEST(CapacityTest, RefusalsNameTheFlag) {
   refuse(request, "needs 64 MiB");
 }
 
+TEST(CapacityTest, ModelWithoutContextIsRefused) {
+  EXPECT_THAT(PlanCapacity({}, Ranks(0, 1, 1)),
+              testing::StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("context of 0")));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,10 +1,11 @@
 // Coordinator: puts the public server, the worker group, the tokenizer and the engine together.
 //
-// Start listens at once, so that clients get MODEL_LOADING and health NOT_SERVING while Load runs. It
-// never opens weights: what it knows of the model comes from the workers, the tokenizer aside.
+// Start listens at once, so that clients get MODEL_LOADING and health NOT_SERVING while Load runs.
+// It never opens weights: what it knows of the model comes from the workers, the tokenizer aside.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,24 +15,27 @@
 #include "absl/time/time.h"
 #include "coordinator/capacity.h"
 #include "coordinator/engine.h"
+#include "coordinator/step_transport.h"
 #include "coordinator/worker_group.h"
 #include "proto/worker.pb.h"
 
 namespace lockstep {
 
 struct CoordinatorOptions {
-  std::string model_path;                // a directory, as coordinator and workers see it
-  std::string served_model_name;         // empty: the last part of model_path
+  std::string model_path;         // a directory, as coordinator and workers see it
+  std::string served_model_name;  // empty: the last part of model_path
   std::vector<std::string> model_aliases;
-  std::vector<std::string> workers;      // gRPC targets, rank order; their number is the TP size
+  std::vector<std::string> workers;  // gRPC targets, rank order; their number is the TP size
   std::string host = "127.0.0.1";
-  int port = 50051;                      // 0: any free one
+  int port = 50051;  // 0: any free one
   worker::v1::ActivationDType activation_dtype = worker::v1::ACTIVATION_BF16;
   worker::v1::ActivationQuant activation_quant = worker::v1::ACTIVATION_QUANT_NONE;
   CapacityRequest capacity;
   // Policies of the engine; its limits are overwritten by what `capacity` leads to.
   EngineOptions engine;
   absl::Duration connect_timeout = absl::Minutes(10);
+  // Injected by tests: a transport around the given one, which outlives it.
+  std::function<std::unique_ptr<StepTransport>(StepTransport* transport)> wrap_transport;
 };
 
 class Coordinator {
@@ -42,8 +46,8 @@ class Coordinator {
 
   int port() const;
 
-  // Loads the model on every rank and makes the server ready; prints progress each 5 s. Once. After a
-  // failure the server goes on answering, with the cause.
+  // Loads the model on every rank and makes the server ready; prints progress each 5 s. Once. After
+  // a failure the server goes on answering, with the cause.
   absl::Status Load();
 
   // OK while the model is loading or steps can run; else why the server is of no more use.

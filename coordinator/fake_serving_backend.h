@@ -1,5 +1,5 @@
-// FakeServingBackend: for tests of the services. Holds every submitted request; the test drives its sink,
-// or `auto_tokens` makes the fake answer at once.
+// FakeServingBackend: for tests of the services. Holds every submitted request; the test drives its
+// sink, or `auto_tokens` makes the fake answer at once.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +64,7 @@ class FakeServingBackend : public ServingBackend {
     event.set_request_id(entry.spec.request_id);
     event.set_sequence(1);
     *event.mutable_accepted()->mutable_effective_sampling() = entry.spec.effective_sampling;
-    event.mutable_accepted()->set_prompt_tokens(
-        static_cast<int64_t>(entry.spec.prompt_ids.size()));
+    event.mutable_accepted()->set_prompt_tokens(static_cast<int64_t>(entry.spec.prompt_ids.size()));
     entry.sink->OnEvent(std::move(event));
   }
   static void SendToken(const Entry& entry, int index) {

@@ -93,6 +93,8 @@ class FakeWorker : public worker::v1::WorkerService::Service {
     if (!faults_.load_status.ok()) return faults_.load_status;
     progress.set_phase("done");
     progress.mutable_result()->set_architecture("fake");
+    progress.mutable_result()->set_vocab_size(300);
+    progress.mutable_result()->set_max_positions(256);
     progress.mutable_result()->mutable_identity()->set_model_digest(faults_.model_digest);
     progress.mutable_result()->mutable_identity()->set_rank(request->rank());
     writer->Write(progress);

@@ -133,9 +133,9 @@ void GenerateStream::OnDone() {
 
 void GenerateStream::Enqueue(GenerateEvent event) {
   if (waiting_.size() >= kMaxWaiting && event.has_delta()) {
-    const auto last = std::find_if(
-        waiting_.rbegin(), waiting_.rend(),
-        [&](const GenerateEvent& e) { return e.output_index() == event.output_index(); });
+    const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [&](const GenerateEvent& e) {
+      return e.output_index() == event.output_index();
+    });
     if (last != waiting_.rend() && last->has_delta()) {
       Delta* merged = last->mutable_delta();
       const Delta& more = event.delta();

@@ -1,10 +1,10 @@
-// The two generation calls as gRPC reactors that are also the engine's sink: GenerateStream (events as
-// they come) and GenerateOnce (one answer).
+// The two generation calls as gRPC reactors that are also the engine's sink: GenerateStream (events
+// as they come) and GenerateOnce (one answer).
 //
 // Lifetime: an object is held by the RPC (until the library's OnDone) and by the engine (until the
-// sink's OnDone), whichever is longer; so a client that goes away and an engine that goes on never meet
-// a dead object. Every decision is taken under the object's mutex; library calls are made outside it,
-// by the one thread that took the decision.
+// sink's OnDone), whichever is longer; so a client that goes away and an engine that goes on never
+// meet a dead object. Every decision is taken under the object's mutex; library calls are made
+// outside it, by the one thread that took the decision.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +73,7 @@ class GenerateStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   grpc::CallbackServerContext* const context_;  // valid until Finish
   ServingBackend* const backend_;
   const absl::Time deadline_;
-  std::string request_id_;  // set by Begin, before the engine knows the sink
+  std::string request_id_;    // set by Begin, before the engine knows the sink
   grpc::ByteBuffer current_;  // the message being written; owned by whoever set writing_
 
   absl::Mutex mutex_;

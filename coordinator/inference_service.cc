@@ -36,8 +36,7 @@ absl::StatusOr<std::shared_ptr<const ServedModel>> FindModel(const ServingBacken
 
 // The ids of the `text` or `chat` of a request that has both as alternatives.
 template <typename Request>
-absl::StatusOr<std::vector<int32_t>> EncodeInput(const Request& request,
-                                                 const ServedModel& model) {
+absl::StatusOr<std::vector<int32_t>> EncodeInput(const Request& request, const ServedModel& model) {
   if (request.has_text()) return EncodeText(request.text(), "text", model);
   if (request.has_chat()) {
     ASSIGN_OR_RETURN(const std::string text, RenderChat(request.chat(), model));
@@ -132,8 +131,8 @@ void InferenceServiceImpl::FillFresh(RequestContext* context) {
   const uint64_t high = (absl::Uniform<uint64_t>(random_) & ~0xf000ull) | 0x4000ull;
   const uint64_t low = (absl::Uniform<uint64_t>(random_) >> 2) | (1ull << 63);
   context->fresh_request_id =
-      absl::StrFormat("%08x-%04x-%04x-%04x-%012x", high >> 32, (high >> 16) & 0xffff,
-                      high & 0xffff, low >> 48, low & 0xffffffffffffull);
+      absl::StrFormat("%08x-%04x-%04x-%04x-%012x", high >> 32, (high >> 16) & 0xffff, high & 0xffff,
+                      low >> 48, low & 0xffffffffffffull);
 }
 
 absl::StatusOr<GenerationSpec> InferenceServiceImpl::Prepare(

@@ -16,8 +16,8 @@ namespace lockstep {
 namespace internal {
 // Every method takes its request as bytes (see rpc_util.h).
 using RawInference = inference::v1::InferenceService;
-using InferenceServiceBase = RawInference::WithRawCallbackMethod_Generate<
-    RawInference::WithRawCallbackMethod_GenerateOnce<
+using InferenceServiceBase =
+    RawInference::WithRawCallbackMethod_Generate<RawInference::WithRawCallbackMethod_GenerateOnce<
         RawInference::WithRawCallbackMethod_CancelGeneration<
             RawInference::WithRawCallbackMethod_Tokenize<
                 RawInference::WithRawCallbackMethod_Detokenize<

@@ -61,11 +61,11 @@ grpc::ServerUnaryReactor* ModelServiceImpl::ListModels(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* ModelServiceImpl::GetServerStatus(grpc::CallbackServerContext* context,
                                                             const grpc::ByteBuffer* request,
                                                             grpc::ByteBuffer* response) {
-  return HandleUnary<GetServerStatusRequest, ServerStatus>(
-      context, request, response, [this](const auto&, auto* out) {
-        *out = backend_->Status();
-        return absl::OkStatus();
-      });
+  return HandleUnary<GetServerStatusRequest, ServerStatus>(context, request, response,
+                                                           [this](const auto&, auto* out) {
+                                                             *out = backend_->Status();
+                                                             return absl::OkStatus();
+                                                           });
 }
 
 }  // namespace lockstep

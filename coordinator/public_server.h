@@ -1,8 +1,9 @@
 // PublicServer: the gRPC server that clients talk to: InferenceService, ModelService, the standard
 // health service and reflection on one port.
 //
-// Health names: "" and "lockstep.inference.v1.InferenceService" (readiness), "liveness" (true as long
-// as the server runs), and what SetHealth adds ("worker/<rank>"). Watch stays open over transitions.
+// Health names: "" and "lockstep.inference.v1.InferenceService" (readiness), "liveness" (true as
+// long as the server runs), and what SetHealth adds ("worker/<rank>"). Watch stays open over
+// transitions.
 #pragma once
 
 #include <memory>

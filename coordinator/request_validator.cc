@@ -52,16 +52,15 @@ absl::Status CheckAtLeast(int64_t value, int64_t low, const std::string& field) 
 
 absl::Status CheckCount(int64_t count, int64_t cap, const std::string& field) {
   if (count <= cap) return absl::OkStatus();
-  return InvalidField(kLimit, field,
-                      absl::StrCat(field, " has ", count, " entries; at most ", cap, " are allowed"),
-                      {{"found", absl::StrCat(count)}, {"limit", absl::StrCat(cap)}});
+  return InvalidField(
+      kLimit, field, absl::StrCat(field, " has ", count, " entries; at most ", cap, " are allowed"),
+      {{"found", absl::StrCat(count)}, {"limit", absl::StrCat(cap)}});
 }
 
 absl::Status CheckInterval(int64_t value, int64_t low, int64_t high, const std::string& field) {
   if (value >= low && value <= high) return absl::OkStatus();
   return InvalidField(
-      kLimit, field,
-      absl::StrCat(field, " is ", value, "; it must be in [", low, ", ", high, "]"),
+      kLimit, field, absl::StrCat(field, " is ", value, "; it must be in [", low, ", ", high, "]"),
       {{"found", absl::StrCat(value)}, {"limit", absl::StrCat(value < low ? low : high)}});
 }
 
@@ -118,8 +117,7 @@ absl::Status CheckTokenLists(const Sampling& s, int64_t vocab_size, const Reques
     }
   }
   RETURN_IF_ERROR(CheckCount(s.allowed_token_ids_size(), vocab_size, "sampling.allowed_token_ids"));
-  RETURN_IF_ERROR(
-      CheckTokenIds(s.allowed_token_ids(), "sampling.allowed_token_ids", vocab_size));
+  RETURN_IF_ERROR(CheckTokenIds(s.allowed_token_ids(), "sampling.allowed_token_ids", vocab_size));
   RETURN_IF_ERROR(CheckCount(s.banned_token_ids_size(), vocab_size, "sampling.banned_token_ids"));
   return CheckTokenIds(s.banned_token_ids(), "sampling.banned_token_ids", vocab_size);
 }
@@ -136,17 +134,17 @@ absl::Status CheckCandidates(const Sampling& s, const std::vector<int32_t>& stop
       if (excluded.count(id) == 0) return absl::OkStatus();
     }
   }
-  return InvalidField(kOutOfRange,
-                      s.allowed_token_ids().empty() ? "sampling.banned_token_ids"
-                                                    : "sampling.allowed_token_ids",
-                      "no token is left to sample: banned_token_ids (and, with min_tokens, the ids "
-                      "that end an output) exclude all that are allowed");
+  return InvalidField(
+      kOutOfRange,
+      s.allowed_token_ids().empty() ? "sampling.banned_token_ids" : "sampling.allowed_token_ids",
+      "no token is left to sample: banned_token_ids (and, with min_tokens, the ids "
+      "that end an output) exclude all that are allowed");
 }
 
 absl::Status CheckStopping(const inference::v1::Stopping& stopping, const ServedModel& model,
                            const RequestLimits& limits) {
-  RETURN_IF_ERROR(CheckCount(stopping.stop_strings_size(), limits.max_stop_strings,
-                             "stopping.stop_strings"));
+  RETURN_IF_ERROR(
+      CheckCount(stopping.stop_strings_size(), limits.max_stop_strings, "stopping.stop_strings"));
   for (int i = 0; i < stopping.stop_strings_size(); ++i) {
     RETURN_IF_ERROR(CheckInterval(static_cast<int64_t>(stopping.stop_strings(i).size()), 1,
                                   limits.max_stop_string_bytes,
@@ -154,7 +152,8 @@ absl::Status CheckStopping(const inference::v1::Stopping& stopping, const Served
   }
   if (stopping.stop_strings_size() > 0 && model.tokenizer == nullptr) {
     return Unsupported("stopping.stop_strings",
-                       absl::StrCat("model ", model.name, " has no tokenizer, so stop strings "
+                       absl::StrCat("model ", model.name,
+                                    " has no tokenizer, so stop strings "
                                     "cannot be matched; send stop_token_ids"));
   }
   RETURN_IF_ERROR(CheckCount(stopping.stop_token_ids_size(), limits.max_stop_token_ids,
@@ -168,9 +167,9 @@ absl::Status CheckOutput(const inference::v1::OutputOptions& output, const Serve
     RETURN_IF_ERROR(CheckInterval(output.logprobs(), -1, limits.max_logprobs, "output.logprobs"));
   }
   if (model.tokenizer != nullptr) return absl::OkStatus();
-  for (const auto& [wanted, field] : {std::pair<bool, const char*>{output.detokenize(),
-                                                                   "output.detokenize"},
-                                      {output.echo(), "output.echo"}}) {
+  for (const auto& [wanted, field] :
+       {std::pair<bool, const char*>{output.detokenize(), "output.detokenize"},
+        {output.echo(), "output.echo"}}) {
     if (!wanted) continue;
     return Unsupported(field, absl::StrCat("model ", model.name, " has no tokenizer, so ", field,
                                            " cannot be served; read token_ids"));
@@ -189,8 +188,8 @@ absl::Status CheckEnvelope(const GenerateRequest& request, const RequestLimits& 
   }
   RETURN_IF_ERROR(
       CheckInterval(request.priority(), -limits.max_priority, limits.max_priority, "priority"));
-  RETURN_IF_ERROR(CheckCount(static_cast<int64_t>(request.labels().size()), limits.max_labels,
-                             "labels"));
+  RETURN_IF_ERROR(
+      CheckCount(static_cast<int64_t>(request.labels().size()), limits.max_labels, "labels"));
   for (const auto& [key, value] : request.labels()) {
     RETURN_IF_ERROR(CheckInterval(static_cast<int64_t>(std::max(key.size(), value.size())), 0,
                                   limits.max_label_bytes, "labels"));
@@ -309,8 +308,7 @@ absl::Time After(absl::Time now, int64_t milliseconds) {
 
 void FillOptions(const GenerateRequest& request, const ServedModel& model,
                  const RequestContext& context, GenerationSpec* spec) {
-  spec->request_id =
-      request.request_id().empty() ? context.fresh_request_id : request.request_id();
+  spec->request_id = request.request_id().empty() ? context.fresh_request_id : request.request_id();
   spec->body_digest = BodyDigest(request);
   spec->stop_strings.assign(request.stopping().stop_strings().begin(),
                             request.stopping().stop_strings().end());
@@ -319,8 +317,7 @@ void FillOptions(const GenerateRequest& request, const ServedModel& model,
   if (!request.stopping().ignore_eos()) spec->eos_token_ids = model.eos_token_ids;
   spec->include_stop_in_output = request.stopping().include_stop_in_output();
   const inference::v1::OutputOptions& output = request.output();
-  spec->detokenize =
-      output.has_detokenize() ? output.detokenize() : model.tokenizer != nullptr;
+  spec->detokenize = output.has_detokenize() ? output.detokenize() : model.tokenizer != nullptr;
   spec->return_token_ids = output.has_return_token_ids() ? output.return_token_ids() : true;
   spec->echo = output.echo();
   spec->priority = request.priority();
@@ -342,25 +339,26 @@ absl::Status CheckModelName(const std::string& asked, const ServedModel& model) 
   detail.field = "model";
   detail.metadata = {{"asked", asked}, {"served", absl::StrJoin(served, ",")}};
   return MakeError(absl::StatusCode::kNotFound,
-                   absl::StrCat("model \"", asked, "\" is not served; served here: ",
-                                absl::StrJoin(served, ", ")),
+                   absl::StrCat("model \"", asked,
+                                "\" is not served; served here: ", absl::StrJoin(served, ", ")),
                    detail);
 }
 
 absl::Status TokenOutOfVocab(const std::string& field, int64_t index, int32_t id,
                              int64_t vocab_size) {
   const std::string path = index < 0 ? field : absl::StrCat(field, "[", index, "]");
-  return InvalidField("TOKEN_OUT_OF_VOCAB", path,
-                      absl::StrCat(path, " is ", id, "; token ids of this model are in [0, ",
-                                   vocab_size, ")"),
-                      {{"token_id", absl::StrCat(id)}, {"vocab_size", absl::StrCat(vocab_size)}});
+  return InvalidField(
+      "TOKEN_OUT_OF_VOCAB", path,
+      absl::StrCat(path, " is ", id, "; token ids of this model are in [0, ", vocab_size, ")"),
+      {{"token_id", absl::StrCat(id)}, {"vocab_size", absl::StrCat(vocab_size)}});
 }
 
 absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text, const std::string& field,
                                                 const ServedModel& model) {
   if (model.tokenizer == nullptr) {
-    return Unsupported(field, absl::StrCat("model ", model.name,
-                                           " has no tokenizer, so it takes no text; send token_ids"));
+    return Unsupported(field,
+                       absl::StrCat("model ", model.name,
+                                    " has no tokenizer, so it takes no text; send token_ids"));
   }
   size_t first_bad = 0;
   if (!IsValidUtf8(text, &first_bad)) {
@@ -372,9 +370,10 @@ absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text, const s
 
 absl::StatusOr<std::string> RenderChat(const inference::v1::Chat& chat, const ServedModel& model) {
   if (model.tokenizer == nullptr || !model.has_chat_template) {
-    return Unsupported("chat", absl::StrCat("model ", model.name, " has no ",
-                                            model.tokenizer == nullptr ? "tokenizer; send token_ids"
-                                                                       : "chat template; send text"));
+    return Unsupported("chat",
+                       absl::StrCat("model ", model.name, " has no ",
+                                    model.tokenizer == nullptr ? "tokenizer; send token_ids"
+                                                               : "chat template; send text"));
   }
   std::vector<ChatTurn> turns;
   for (const auto& message : chat.messages()) turns.push_back({message.role(), message.content()});

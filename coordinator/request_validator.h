@@ -1,11 +1,13 @@
-// Request validation: GenerateRequest -> GenerationSpec. Pure: no gRPC types, no clock, no randomness of
-// its own. Every refusal has the code, the ErrorInfo reason and the proto field path that clients rely on:
+// Request validation: GenerateRequest -> GenerationSpec. Pure: no gRPC types, no clock, no
+// randomness of its own. Every refusal has the code, the ErrorInfo reason and the proto field path
+// that clients rely on:
 //
 //   INPUT_AMBIGUOUS, PROMPT_EMPTY, INVALID_UTF8, CHAT_INVALID, TOKEN_OUT_OF_VOCAB,
 //   CONTEXT_LENGTH_EXCEEDED, SAMPLING_OUT_OF_RANGE, LIMIT_EXCEEDED, REQUEST_ID_INVALID
 //                            INVALID_ARGUMENT with BadRequest
 //   MODEL_NOT_FOUND          NOT_FOUND
-//   FEATURE_UNSUPPORTED      UNIMPLEMENTED: text for a model without tokenizer, chat without template
+//   FEATURE_UNSUPPORTED      UNIMPLEMENTED: text for a model without tokenizer, chat without
+//   template
 #pragma once
 
 #include <cstdint>
@@ -43,10 +45,9 @@ struct RequestContext {
   uint64_t fresh_seed = 0;       // used when the client gave none
 };
 
-absl::StatusOr<GenerationSpec> ValidateGenerateRequest(const inference::v1::GenerateRequest& request,
-                                                       const ServedModel& model,
-                                                       const RequestContext& context,
-                                                       const RequestLimits& limits = {});
+absl::StatusOr<GenerationSpec> ValidateGenerateRequest(
+    const inference::v1::GenerateRequest& request, const ServedModel& model,
+    const RequestContext& context, const RequestLimits& limits = {});
 
 // NOT_FOUND (MODEL_NOT_FOUND) naming what is served, when `asked` is not the served model.
 absl::Status CheckModelName(const std::string& asked, const ServedModel& model);
@@ -55,13 +56,15 @@ absl::Status CheckModelName(const std::string& asked, const ServedModel& model);
 template <typename Ids>
 absl::Status CheckTokenIds(const Ids& ids, const std::string& field, int64_t vocab_size);
 
-// The ids of a text at proto field `field`, or of a chat at `field`. UNIMPLEMENTED without tokenizer.
+// The ids of a text at proto field `field`, or of a chat at `field`. UNIMPLEMENTED without
+// tokenizer.
 absl::StatusOr<std::vector<int32_t>> EncodeText(const std::string& text, const std::string& field,
                                                 const ServedModel& model);
 absl::StatusOr<std::string> RenderChat(const inference::v1::Chat& chat, const ServedModel& model);
 
 // ---- implementation of the template ----
-absl::Status TokenOutOfVocab(const std::string& field, int64_t index, int32_t id, int64_t vocab_size);
+absl::Status TokenOutOfVocab(const std::string& field, int64_t index, int32_t id,
+                             int64_t vocab_size);
 
 template <typename Ids>
 absl::Status CheckTokenIds(const Ids& ids, const std::string& field, int64_t vocab_size) {

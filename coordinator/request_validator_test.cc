@@ -92,8 +92,8 @@ void ExpectRefusals(const std::vector<Refusal>& refusals) {
     ASSERT_OK(Validate(request));
     refusal.change(&request);
     const absl::Status status = Validate(request).status();
-    ASSERT_THAT(status, testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                          HasSubstr(refusal.message)));
+    ASSERT_THAT(status,
+                testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(refusal.message)));
     EXPECT_EQ(ReasonOf(status), refusal.reason);
     EXPECT_EQ(FieldOf(status), refusal.field);
   }
@@ -124,13 +124,12 @@ TEST(RequestValidatorTest, RefusesSamplingValues) {
       [](R r, float v) { r->mutable_sampling()->set_frequency_penalty(v); });
   add("sampling.repetition_penalty", {nan, inf, 0.0f, -1.0f, 10.5f},
       [](R r, float v) { r->mutable_sampling()->set_repetition_penalty(v); });
-  add("sampling.logit_bias[0].bias", {nan, inf, -100.5f, 100.5f}, [](R r, float v) {
-    r->mutable_sampling()->add_logit_bias()->set_bias(v);
-  });
+  add("sampling.logit_bias[0].bias", {nan, inf, -100.5f, 100.5f},
+      [](R r, float v) { r->mutable_sampling()->add_logit_bias()->set_bias(v); });
   refusals.push_back({"top_k", [](R r) { r->mutable_sampling()->set_top_k(-1); }, kRange,
                       "sampling.top_k", "at least 0"});
-  refusals.push_back({"n zero", [](R r) { r->mutable_sampling()->set_n(0); }, kRange, "sampling.n",
-                      "at least 1"});
+  refusals.push_back(
+      {"n zero", [](R r) { r->mutable_sampling()->set_n(0); }, kRange, "sampling.n", "at least 1"});
   refusals.push_back({"min_tokens", [](R r) { r->mutable_sampling()->set_min_tokens(-1); }, kRange,
                       "sampling.min_tokens", "at least 0"});
   refusals.push_back({"max_tokens", [](R r) { r->mutable_sampling()->set_max_tokens(0); }, kRange,
@@ -198,9 +197,8 @@ TEST(RequestValidatorTest, RefusesWhatIsOverACap) {
          r->mutable_stopping()->add_stop_strings("");
        },
        kLimit, "stopping.stop_strings[2]", "[1, 1024]"},
-      {"1 MB stop",
-       [](R r) { r->mutable_stopping()->add_stop_strings(std::string(1 << 20, 'x')); }, kLimit,
-       "stopping.stop_strings[0]", "1048576"},
+      {"1 MB stop", [](R r) { r->mutable_stopping()->add_stop_strings(std::string(1 << 20, 'x')); },
+       kLimit, "stopping.stop_strings[0]", "1048576"},
       {"stop ids",
        [](R r) {
          for (int i = 0; i < 65; ++i) r->mutable_stopping()->add_stop_token_ids(1);
@@ -218,8 +216,7 @@ TEST(RequestValidatorTest, RefusesWhatIsOverACap) {
        kLimit, "labels", "at most 16"},
       {"label size", [](R r) { (*r->mutable_labels())["k"] = std::string(129, 'v'); }, kLimit,
        "labels", "129"},
-      {"queue timeout", [](R r) { r->set_queue_timeout_ms(-1); }, kLimit, "queue_timeout_ms",
-       "-1"},
+      {"queue timeout", [](R r) { r->set_queue_timeout_ms(-1); }, kLimit, "queue_timeout_ms", "-1"},
       {"timeout", [](R r) { r->set_generation_timeout_ms(-1); }, kLimit, "generation_timeout_ms",
        "-1"},
   });
@@ -229,8 +226,8 @@ TEST(RequestValidatorTest, RefusesInputs) {
   using R = GenerateRequest*;
   ExpectRefusals({
       {"neither", [](R r) { r->clear_token_ids(); }, "INPUT_AMBIGUOUS", "input", "exactly one"},
-      {"no ids", [](R r) { r->mutable_token_ids()->clear_ids(); }, "PROMPT_EMPTY",
-       "token_ids.ids", "empty"},
+      {"no ids", [](R r) { r->mutable_token_ids()->clear_ids(); }, "PROMPT_EMPTY", "token_ids.ids",
+       "empty"},
       {"no text", [](R r) { r->set_text(""); }, "PROMPT_EMPTY", "text", "empty"},
       {"no messages", [](R r) { r->mutable_chat(); }, "PROMPT_EMPTY", "chat.messages", "empty"},
       {"role",
@@ -244,12 +241,12 @@ TEST(RequestValidatorTest, RefusesInputs) {
        "token_ids.ids[4]", "is -1"},
       {"id V", [](R r) { r->mutable_token_ids()->set_ids(1, kVocab); }, "TOKEN_OUT_OF_VOCAB",
        "token_ids.ids[1]", "[0, 300)"},
-      {"id max", [](R r) { r->mutable_token_ids()->set_ids(0, 2147483647); },
-       "TOKEN_OUT_OF_VOCAB", "token_ids.ids[0]", "2147483647"},
+      {"id max", [](R r) { r->mutable_token_ids()->set_ids(0, 2147483647); }, "TOKEN_OUT_OF_VOCAB",
+       "token_ids.ids[0]", "2147483647"},
       {"allowed", [](R r) { r->mutable_sampling()->add_allowed_token_ids(kVocab); },
        "TOKEN_OUT_OF_VOCAB", "sampling.allowed_token_ids[0]", "300"},
-      {"banned", [](R r) { r->mutable_sampling()->add_banned_token_ids(-1); },
-       "TOKEN_OUT_OF_VOCAB", "sampling.banned_token_ids[0]", "-1"},
+      {"banned", [](R r) { r->mutable_sampling()->add_banned_token_ids(-1); }, "TOKEN_OUT_OF_VOCAB",
+       "sampling.banned_token_ids[0]", "-1"},
       {"bias", [](R r) { r->mutable_sampling()->add_logit_bias()->set_token_id(2147483647); },
        "TOKEN_OUT_OF_VOCAB", "sampling.logit_bias[0].token_id", "2147483647"},
       {"stop id", [](R r) { r->mutable_stopping()->add_stop_token_ids(kVocab); },
@@ -302,7 +299,8 @@ TEST(RequestValidatorTest, UnknownModelNamesWhatIsServed) {
   GenerateRequest request = WithIds(1);
   request.set_model("other");
   const absl::Status status = Validate(request).status();
-  EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kNotFound, HasSubstr("tiny, tiny-alias")));
+  EXPECT_THAT(status,
+              testing::StatusIs(absl::StatusCode::kNotFound, HasSubstr("tiny, tiny-alias")));
   EXPECT_EQ(ReasonOf(status), "MODEL_NOT_FOUND");
   for (const char* name : {"", "tiny", "tiny-alias"}) {
     request.set_model(name);
@@ -314,8 +312,7 @@ TEST(RequestValidatorTest, WithoutTokenizerTextIsUnsupported) {
   using R = GenerateRequest*;
   const std::pair<const char*, std::function<void(R)>> cases[] = {
       {"send token_ids", [](R r) { r->set_text("hello"); }},
-      {"send token_ids",
-       [](R r) { r->mutable_chat()->add_messages()->set_role("user"); }},
+      {"send token_ids", [](R r) { r->mutable_chat()->add_messages()->set_role("user"); }},
       {"send stop_token_ids", [](R r) { r->mutable_stopping()->add_stop_strings("x"); }},
       {"output.detokenize", [](R r) { r->mutable_output()->set_detokenize(true); }},
       {"output.echo", [](R r) { r->mutable_output()->set_echo(true); }},
@@ -325,8 +322,7 @@ TEST(RequestValidatorTest, WithoutTokenizerTextIsUnsupported) {
     GenerateRequest request = WithIds(2);
     change(&request);
     const absl::Status status = Validate(request, model).status();
-    EXPECT_THAT(status,
-                testing::StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(message)));
+    EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(message)));
     EXPECT_EQ(ReasonOf(status), "FEATURE_UNSUPPORTED");
   }
   ASSERT_OK_AND_ASSIGN(const GenerationSpec spec, Validate(WithIds(2), model));

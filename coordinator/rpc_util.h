@@ -1,6 +1,6 @@
-// Between gRPC and the rest: statuses with details, and messages as raw bytes. Requests are taken as
-// bytes and parsed by ParseRequest, because the library's own parsing answers a broken message with
-// UNIMPLEMENTED, which is no client fault.
+// Between gRPC and the rest: statuses with details, and messages as raw bytes. Requests are taken
+// as bytes and parsed by ParseRequest, because the library's own parsing answers a broken message
+// with UNIMPLEMENTED, which is no client fault.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// ServingBackend: what the public services need from the process that serves. The coordinator is the
-// real one; tests use a fake.
+// ServingBackend: what the public services need from the process that serves. The coordinator is
+// the real one; tests use a fake.
 #pragma once
 
 #include <memory>

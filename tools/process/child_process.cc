@@ -37,6 +37,10 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const std::vector<std::string>&
   const pid_t pid = fork();
   if (pid < 0) return absl::InternalError(absl::StrCat("fork: ", strerror(errno)));
   if (pid == 0) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (options.own_process_group) setpgid(0, 0);
     if (options.die_with_parent) {
       prctl(PR_SET_PDEATHSIG, SIGTERM);
       if (getppid() != parent) _exit(127);

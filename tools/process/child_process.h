@@ -21,9 +21,12 @@ class ChildProcess {
     bool inherit_stdout = false;
     // The child gets SIGTERM when the thread that started it dies (Linux PR_SET_PDEATHSIG).
     bool die_with_parent = true;
+    // The child leads a process group of its own, so that signals of the terminal do not reach it.
+    bool own_process_group = false;
   };
 
-  // NotFound when argv[0] is no executable file; Internal when the system refuses.
+  // NotFound when argv[0] is no executable file; Internal when the system refuses. Signals that the
+  // parent blocks are not blocked in the child.
   static absl::StatusOr<ChildProcess> Start(const std::vector<std::string>& argv,
                                             const Options& options);
   ChildProcess() = default;

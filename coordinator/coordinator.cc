@@ -1,0 +1,454 @@
+// Coordinator: see coordinator.h.
+#include "coordinator/coordinator.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "coordinator/errors.h"
+#include "coordinator/load_progress.h"
+#include "coordinator/prefix_cache.h"
+#include "coordinator/public_server.h"
+#include "coordinator/served_model.h"
+#include "coordinator/serving_backend.h"
+#include "kernels/base/check.h"
+#include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/version.h"
+
+namespace lockstep {
+namespace {
+
+using inference::v1::ServerStatus;
+using worker::v1::LoadModelResult;
+
+constexpr absl::Duration kReadinessPeriod = absl::Milliseconds(50);
+constexpr absl::Duration kWorkerHealthPeriod = absl::Seconds(1);
+constexpr absl::Duration kWorkerHealthTimeout = absl::Seconds(2);
+// How long Stop lets calls send the rest of their answers.
+constexpr absl::Duration kLastWrites = absl::Seconds(2);
+
+absl::Status WithReason(absl::StatusCode code, absl::string_view message,
+                        absl::string_view reason) {
+  ErrorDetail detail;
+  detail.reason = std::string(reason);
+  return MakeError(code, message, detail);
+}
+
+std::string LastPart(absl::string_view path) {
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  const size_t slash = path.rfind('/');
+  return std::string(slash == absl::string_view::npos ? path : path.substr(slash + 1));
+}
+
+std::string DTypeName(worker::v1::ActivationDType dtype) {
+  return dtype == worker::v1::ACTIVATION_F32 ? "f32" : "bf16";
+}
+
+std::string QuantName(worker::v1::ActivationQuant quant) {
+  return quant == worker::v1::ACTIVATION_QUANT_CHECKPOINT ? "checkpoint" : "none";
+}
+
+// Every rank must have loaded the same model.
+absl::Status CheckSameModel(const std::vector<LoadModelResult>& results,
+                            const std::vector<std::string>& workers) {
+  for (size_t rank = 1; rank < results.size(); ++rank) {
+    const LoadModelResult& mine = results[rank];
+    const LoadModelResult& first = results[0];
+    if (mine.identity().model_digest() == first.identity().model_digest() &&
+        mine.vocab_size() == first.vocab_size() && mine.architecture() == first.architecture()) {
+      continue;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrFormat("rank %d (%s) loaded a checkpoint with digest %016x, rank 0 (%s) one with "
+                        "%016x: give every "
+                        "worker's host the same files",
+                        rank, workers[rank], mine.identity().model_digest(), workers[0],
+                        first.identity().model_digest()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class Coordinator::Impl : public ServingBackend {
+ public:
+  explicit Impl(const CoordinatorOptions& options)
+      : options_(options),
+        started_(absl::Now()),
+        progress_(static_cast<int>(options.workers.size())) {}
+  ~Impl() override { Stop(); }
+
+  absl::Status Listen() {
+    ASSIGN_OR_RETURN(server_,
+                     PublicServer::Start(absl::StrCat(options_.host, ":", options_.port), this));
+    for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
+      server_->SetHealth(absl::StrCat("worker/", rank), false);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Load() {
+    absl::Status status = LoadSteps();
+    if (!status.ok()) {
+      absl::MutexLock lock(&mutex_);
+      failure_ = status;
+    }
+    return status;
+  }
+
+  absl::Status Healthy() const {
+    absl::MutexLock lock(&mutex_);
+    if (!failure_.ok()) return failure_;
+    return engine_ == nullptr ? absl::OkStatus() : engine_->Ready();
+  }
+
+  void Drain() {
+    draining_ = true;
+    server_->SetReady(false);
+    if (Engine* engine = EngineOrNull()) engine->Drain();
+  }
+
+  bool Idle() const {
+    Engine* engine = EngineOrNull();
+    return engine == nullptr || engine->idle();
+  }
+
+  void Stop() {
+    if (stopped_.exchange(true)) return;
+    draining_ = true;
+    if (monitor_.joinable()) monitor_.join();
+    if (Engine* engine = EngineOrNull()) {
+      engine->Stop(
+          WithReason(absl::StatusCode::kUnavailable, "the server is stopping", "DRAINING"));
+    }
+    if (server_ != nullptr) {
+      server_->SetReady(false);
+      server_->SetHealth("liveness", false);
+      server_->Shutdown(absl::Now() + kLastWrites);
+    }
+    if (group_ != nullptr && EngineOrNull() != nullptr) group_->Shutdown();
+  }
+
+  std::string Describe() const {
+    const auto model = Model();
+    if (!model.ok()) return std::string(model.status().message());
+    const ServedModel& m = **model;
+    const int64_t concurrent = m.kv_capacity_tokens / std::max<int64_t>(m.max_context, 1);
+    return absl::StrCat("lockstep ", kVersion, " is ready\n",  //
+                        "  model         ", m.name, "  (", options_.model_path, ")\n",
+                        "  architecture  ", m.architecture, "\n",  //
+                        "  weights       ", m.quantization, "\n",  //
+                        "  digest        ", absl::StrFormat("%016x", m.checkpoint_digest), "\n",
+                        "  activations   ", m.activation_dtype, ", quantization ",
+                        m.activation_quant, "\n", "  ranks         ", m.tensor_parallel, "  (",
+                        absl::StrJoin(options_.workers, ", "), ")\n", "  context       ",
+                        m.max_context, " tokens, prompt plus output\n", "  KV cache      ",
+                        m.kv_capacity_tokens, " tokens, ", concurrent, " requests of full length, ",
+                        capacity_.kv_bytes >> 20, " MiB per rank\n", "  batch         ",
+                        capacity_.slots, " sequences, ", capacity_.max_batch_tokens,
+                        " tokens a step, ", capacity_.snapshots, " snapshots\n", "  text          ",
+                        m.tokenizer == nullptr ? "no tokenizer: token ids only"
+                        : m.has_chat_template  ? "text and chat"
+                                               : "text",
+                        "\n",  //
+                        "  listening on  ", options_.host, ":", server_->port(), "\n");
+  }
+
+  // ServingBackend.
+  absl::StatusOr<std::shared_ptr<const ServedModel>> Model() const override {
+    absl::MutexLock lock(&mutex_);
+    if (model_ != nullptr) return model_;
+    if (!failure_.ok()) {
+      return WithReason(absl::StatusCode::kUnavailable,
+                        absl::StrCat("the model could not be loaded: ", failure_.message()),
+                        "ENGINE_FAILED");
+    }
+    ErrorDetail detail;
+    detail.reason = "MODEL_LOADING";
+    detail.retry_after = absl::Seconds(1);
+    detail.metadata = {{"progress", absl::StrFormat("%.3f", progress_.Fraction())}};
+    return MakeError(absl::StatusCode::kUnavailable,
+                     absl::StrCat("the model is loading: ", progress_.Line()), detail);
+  }
+  absl::Status Ready() const override {
+    RETURN_IF_ERROR(Model().status());
+    if (draining_) {
+      return WithReason(absl::StatusCode::kUnavailable, "the server is draining", "DRAINING");
+    }
+    return EngineOrNull()->Ready();
+  }
+  absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) override {
+    return EngineOrNull()->Submit(std::move(spec), std::move(sink));
+  }
+  CancelResult Cancel(const std::string& request_id, const absl::Status& status) override {
+    Engine* engine = EngineOrNull();
+    if (engine == nullptr) return CancelResult::kNotFound;
+    switch (engine->Cancel(request_id, status)) {
+      case Engine::CancelOutcome::kCancelled:
+        return CancelResult::kCancelled;
+      case Engine::CancelOutcome::kAlreadyFinished:
+        return CancelResult::kAlreadyFinished;
+      case Engine::CancelOutcome::kNotFound:
+        break;
+    }
+    return CancelResult::kNotFound;
+  }
+  ServerStatus Status() const override;
+
+  Engine* EngineOrNull() const {
+    absl::MutexLock lock(&mutex_);
+    return engine_.get();
+  }
+  WorkerGroup* group() const { return group_.get(); }
+  int port() const { return server_->port(); }
+
+ private:
+  absl::Status LoadSteps();
+  // The tokenizer of the model, or nothing when the checkpoint has none.
+  absl::StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer() const;
+  absl::Status Join(const std::vector<LoadModelResult>& results);
+  std::shared_ptr<const ServedModel> MakeModel(const std::vector<LoadModelResult>& results,
+                                               std::shared_ptr<const Tokenizer> tokenizer) const;
+  void Monitor();
+  void CheckWorkers();
+
+  const CoordinatorOptions options_;
+  const absl::Time started_;
+  // Bumped with every start of a coordinator: the clock is later than that of any before.
+  const uint64_t term_ = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
+  LoadProgress progress_;
+  std::unique_ptr<PublicServer> server_;
+  std::unique_ptr<WorkerGroup> group_;
+  std::unique_ptr<StepTransport> wrapped_;  // around group_, when the options ask for it
+  Capacity capacity_;
+  std::atomic<uint64_t> epoch_{0};
+  std::thread monitor_;
+  std::atomic<bool> draining_{false};
+  std::atomic<bool> stopped_{false};
+
+  mutable absl::Mutex mutex_;
+  std::unique_ptr<Engine> engine_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const ServedModel> model_ ABSL_GUARDED_BY(mutex_);  // set when ready
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);                      // of Load
+  std::vector<LoadModelResult> loaded_ ABSL_GUARDED_BY(mutex_);
+  std::vector<worker::v1::HealthResponse> worker_health_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::StatusOr<std::shared_ptr<const Tokenizer>> Coordinator::Impl::LoadTokenizer() const {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> loaded = Tokenizer::Load(options_.model_path);
+  if (loaded.ok()) return std::shared_ptr<const Tokenizer>(*std::move(loaded));
+  if (absl::IsNotFound(loaded.status())) {
+    LogWarning("no tokenizer: ", loaded.status().message(), "; serving token ids only");
+    return std::shared_ptr<const Tokenizer>();
+  }
+  return loaded.status();
+}
+
+absl::Status Coordinator::Impl::Join(const std::vector<LoadModelResult>& results) {
+  ASSIGN_OR_RETURN(capacity_, PlanCapacity(options_.capacity, results));
+  uint64_t epoch = 0;
+  for (const LoadModelResult& result : results) epoch = std::max(epoch, result.identity().epoch());
+  epoch_ = epoch + 1;
+  worker::v1::ConfigureRequest limits;
+  limits.set_term(term_);
+  limits.set_epoch(epoch_);
+  limits.set_kv_blocks(capacity_.kv_blocks);
+  limits.set_slots(capacity_.slots);
+  limits.set_snapshots(capacity_.snapshots);
+  limits.set_max_batch_tokens(capacity_.max_batch_tokens);
+  limits.set_max_batch_sequences(capacity_.slots);
+  limits.set_max_logit_rows(capacity_.max_logit_rows);
+  limits.set_max_sequence_blocks(capacity_.max_sequence_blocks);
+  return group_->Join(term_, epoch_, limits);
+}
+
+std::shared_ptr<const ServedModel> Coordinator::Impl::MakeModel(
+    const std::vector<LoadModelResult>& results, std::shared_ptr<const Tokenizer> tokenizer) const {
+  const LoadModelResult& first = results[0];
+  auto model = std::make_shared<ServedModel>();
+  model->name = options_.served_model_name.empty() ? LastPart(options_.model_path)
+                                                   : options_.served_model_name;
+  model->aliases = options_.model_aliases;
+  model->architecture = first.architecture();
+  model->quantization = first.quantization();
+  model->vocab_size = first.vocab_size();
+  model->max_context = capacity_.max_context;
+  model->tensor_parallel = static_cast<int32_t>(results.size());
+  model->activation_dtype = DTypeName(options_.activation_dtype);
+  model->activation_quant = QuantName(options_.activation_quant);
+  model->kv_capacity_tokens = capacity_.kv_blocks * kBlockPositions;
+  model->checkpoint_digest = first.identity().model_digest();
+  model->eos_token_ids.assign(first.eos_token_ids().begin(), first.eos_token_ids().end());
+  if (model->eos_token_ids.empty() && tokenizer != nullptr && tokenizer->eos_id() >= 0) {
+    model->eos_token_ids = {tokenizer->eos_id()};
+  }
+  model->has_chat_template = tokenizer != nullptr && tokenizer->FindToken("<|im_start|>") >= 0 &&
+                             tokenizer->FindToken("<|im_end|>") >= 0;
+  model->tokenizer = std::move(tokenizer);
+  return model;
+}
+
+absl::Status Coordinator::Impl::LoadSteps() {
+  if (options_.workers.empty()) {
+    return absl::InvalidArgumentError("no workers: name at least one with --workers host:port");
+  }
+  struct stat info;
+  if (stat(options_.model_path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    return absl::NotFoundError(absl::StrCat("--model ", options_.model_path,
+                                            " is no folder; give the folder of a checkpoint"));
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, LoadTokenizer());
+  WorkerGroupOptions group_options;
+  group_options.addresses = options_.workers;
+  group_options.model_path = options_.model_path;
+  group_options.activation_dtype = options_.activation_dtype;
+  group_options.activation_quant = options_.activation_quant;
+  group_options.connect_timeout = options_.connect_timeout;
+  group_ = std::make_unique<WorkerGroup>(group_options);
+  ASSIGN_OR_RETURN(const std::vector<LoadModelResult> results,
+                   group_->Load(term_, [this](int rank, const auto& progress) {
+                     if (progress_.Update(rank, progress, absl::Now())) {
+                       LogInfo("loading: ", progress_.Line());
+                     }
+                   }));
+  LogInfo("loaded: ", progress_.Line());
+  RETURN_IF_ERROR(CheckSameModel(results, options_.workers));
+  if (tokenizer != nullptr && tokenizer->size() > results[0].vocab_size()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "vocabulary mismatch: tokenizer.json of ", options_.model_path, " has ids up to ",
+        tokenizer->size() - 1, ", the model's vocabulary has ", results[0].vocab_size(), " ids"));
+  }
+  RETURN_IF_ERROR(Join(results));
+
+  EngineOptions engine_options = options_.engine;
+  engine_options.max_context = capacity_.max_context;
+  engine_options.kv_blocks = capacity_.kv_blocks;
+  engine_options.slots = capacity_.slots;
+  engine_options.snapshots = capacity_.snapshots;
+  engine_options.max_batch_tokens = capacity_.max_batch_tokens;
+  engine_options.max_logit_rows = capacity_.max_logit_rows;
+  std::shared_ptr<const ServedModel> model = MakeModel(results, tokenizer);
+  StepTransport* transport = group_.get();
+  if (options_.wrap_transport) {
+    wrapped_ = options_.wrap_transport(transport);
+    transport = wrapped_.get();
+  }
+  auto engine = std::make_unique<Engine>(engine_options, transport, tokenizer.get());
+  engine->Start(term_, epoch_);
+  if (draining_) engine->Drain();
+  {
+    absl::MutexLock lock(&mutex_);
+    engine_ = std::move(engine);
+    loaded_ = results;
+    model_ = std::move(model);
+  }
+  CheckWorkers();
+  server_->SetReady(Ready().ok());
+  monitor_ = std::thread([this]() { Monitor(); });
+  return absl::OkStatus();
+}
+
+void Coordinator::Impl::Monitor() {
+  absl::Time next_check = absl::Now() + kWorkerHealthPeriod;
+  bool ready = true;
+  while (!stopped_) {
+    absl::SleepFor(kReadinessPeriod);
+    const bool now_ready = Ready().ok();
+    if (now_ready != ready) {
+      server_->SetReady(now_ready);
+      LogInfo(now_ready ? "ready" : "not ready: ", now_ready ? "" : Ready().message());
+    }
+    ready = now_ready;
+    if (absl::Now() < next_check) continue;
+    CheckWorkers();
+    next_check = absl::Now() + kWorkerHealthPeriod;
+  }
+}
+
+void Coordinator::Impl::CheckWorkers() {
+  const auto health = group_->Health(kWorkerHealthTimeout);
+  for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
+    const bool serving = health.ok() && ((*health)[rank].state() == worker::v1::READY ||
+                                         (*health)[rank].state() == worker::v1::BUSY);
+    server_->SetHealth(absl::StrCat("worker/", rank), serving);
+  }
+  absl::MutexLock lock(&mutex_);
+  worker_health_ = health.ok() ? *health : std::vector<worker::v1::HealthResponse>();
+}
+
+ServerStatus Coordinator::Impl::Status() const {
+  ServerStatus status;
+  status.set_version(kVersion);
+  status.set_term(term_);
+  status.set_epoch(epoch_);
+  status.set_uptime_seconds(absl::ToInt64Seconds(absl::Now() - started_));
+  const absl::Status ready = Ready();
+  const absl::Status healthy = Healthy();
+  Engine* engine = EngineOrNull();
+  status.set_state(!healthy.ok()       ? "FAILED"
+                   : draining_         ? "DRAINING"
+                   : engine == nullptr ? "LOADING"
+                                       : "READY");
+  if (!ready.ok()) status.set_state_detail(std::string(ready.message()));
+  {
+    absl::MutexLock lock(&mutex_);
+    for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
+      auto* worker = status.add_workers();
+      worker->set_rank(static_cast<int32_t>(rank));
+      worker->set_address(options_.workers[rank]);
+      worker->set_load_progress(progress_.FractionOf(static_cast<int>(rank)));
+      if (rank < loaded_.size()) {
+        worker->set_worker_id(loaded_[rank].identity().worker_id());
+        worker->set_resident_bytes(loaded_[rank].resident_bytes());
+      }
+      worker->set_state("UNKNOWN");
+      if (rank < worker_health_.size()) {
+        worker->set_state(worker::v1::WorkerState_Name(worker_health_[rank].state()));
+        worker->set_last_step(worker_health_[rank].last_step());
+      }
+    }
+  }
+  if (engine == nullptr) return status;
+  const EngineStats stats = engine->stats();
+  status.set_requests_running(stats.requests_running);
+  status.set_requests_queued(stats.requests_queued);
+  status.set_kv_blocks_total(stats.kv_blocks_total);
+  status.set_kv_blocks_free(stats.kv_blocks_free);
+  status.set_kv_blocks_cached(stats.kv_blocks_cached);
+  status.set_slots_total(stats.slots_total);
+  status.set_slots_free(stats.slots_free);
+  status.set_snapshots_total(stats.snapshots_total);
+  status.set_snapshots_used(stats.snapshots_used);
+  status.mutable_counters()->insert(stats.counters.begin(), stats.counters.end());
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const CoordinatorOptions& options) {
+  auto impl = std::make_unique<Impl>(options);
+  RETURN_IF_ERROR(impl->Listen());
+  return std::unique_ptr<Coordinator>(new Coordinator(std::move(impl)));
+}
+
+Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Coordinator::~Coordinator() = default;
+int Coordinator::port() const { return impl_->port(); }
+absl::Status Coordinator::Load() { return impl_->Load(); }
+absl::Status Coordinator::Healthy() const { return impl_->Healthy(); }
+void Coordinator::Drain() { impl_->Drain(); }
+bool Coordinator::Idle() const { return impl_->Idle(); }
+void Coordinator::Stop() { impl_->Stop(); }
+std::string Coordinator::Describe() const { return impl_->Describe(); }
+Engine* Coordinator::engine() { return impl_->EngineOrNull(); }
+WorkerGroup* Coordinator::workers() { return impl_->group(); }
+
+}  // namespace lockstep

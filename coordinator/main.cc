@@ -1,0 +1,42 @@
+// lockstep_coordinator: serves a model over workers that run already.
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "CLI/App.hpp"
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "coordinator/serve_loop.h"
+#include "coordinator/serving_flags.h"
+#include "kernels/base/log.h"
+
+namespace {
+
+constexpr int kExitUsage = 2;
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  lockstep::BlockStopSignals();
+  CLI::App app("Serves one model over gRPC. The workers (lockstep_worker) run already.");
+  lockstep::ServingFlags flags;
+  flags.AddTo(&app);
+  std::vector<std::string> workers;
+  app.add_option("--workers", workers, "Addresses of the workers, host:port, in rank order")
+      ->delimiter(',')
+      ->required();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  lockstep::ApplyLogLevel(flags.log_level());
+  lockstep::SetLogRole("coordinator");
+  auto options = flags.Coordinator();
+  if (!options.ok()) {
+    lockstep::LogError(options.status().message());
+    return kExitUsage;
+  }
+  options->workers = workers;
+  return lockstep::RunServer(*options, flags.Loop());
+}

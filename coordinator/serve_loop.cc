@@ -1,0 +1,146 @@
+// The life of a serving process: see serve_loop.h.
+#include "coordinator/serve_loop.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <atomic>
+#include <fstream>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/log.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitInterrupted = 130;
+constexpr absl::Duration kPoll = absl::Milliseconds(50);
+
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+// The signal that arrived within `wait`, or 0.
+int WaitForSignal(absl::Duration wait) {
+  const sigset_t set = StopSignals();
+  const timespec timeout = absl::ToTimespec(wait);
+  const int signal = sigtimedwait(&set, nullptr, &timeout);
+  return signal > 0 ? signal : 0;
+}
+
+int ExitCodeOf(int signal) { return signal == SIGINT ? kExitInterrupted : 0; }
+
+// Written beside and renamed, so that a reader never sees a part of it.
+absl::Status WriteAddress(const std::string& path, const std::string& address) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string beside = absl::StrCat(path, ".new");
+  {
+    std::ofstream file(beside);
+    file << address << "\n";
+  }
+  if (rename(beside.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("cannot write --address-file ", path));
+}
+
+// What a signal or a failure ended; `signal` 0 means `failure`.
+struct Ending {
+  int signal = 0;
+  absl::Status failure;
+};
+
+// Waits for a signal, a failed load, a failed engine or a failed check.
+Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
+  std::atomic<bool> load_ended{false};
+  absl::Status load_status;
+  std::thread loader([&]() {
+    load_status = coordinator->Load();
+    load_ended = true;
+  });
+  Ending ending;
+  bool announced = false;
+  while (ending.signal == 0 && ending.failure.ok()) {
+    ending.signal = WaitForSignal(kPoll);
+    if (ending.signal != 0) break;
+    if (load_ended && !announced) {
+      announced = true;
+      if (load_status.ok()) {
+        fputs(coordinator->Describe().c_str(), stderr);
+      } else {
+        ending.failure = load_status;
+        break;
+      }
+    }
+    if (options.check) ending.failure = options.check();
+    if (ending.failure.ok() && announced) ending.failure = coordinator->Healthy();
+  }
+  if (!load_ended) {
+    // Nothing was accepted yet, and a load cannot be interrupted: the process ends with it.
+    LogInfo("stopped while loading", ending.failure.ok() ? "" : ": ", ending.failure.message());
+    _Exit(ending.signal != 0 ? ExitCodeOf(ending.signal) : kExitFailed);
+  }
+  loader.join();
+  return ending;
+}
+
+// Lets running requests finish. A second signal ends the process.
+void DrainFor(Coordinator* coordinator, absl::Duration timeout) {
+  coordinator->Drain();
+  LogInfo("draining: running requests have ", absl::FormatDuration(timeout), " to finish");
+  const absl::Time deadline = absl::Now() + timeout;
+  while (!coordinator->Idle()) {
+    if (absl::Now() >= deadline) {
+      LogWarning("the shutdown timeout is over: requests that still run are ended");
+      return;
+    }
+    if (const int signal = WaitForSignal(kPoll); signal != 0) {
+      LogWarning("second signal: ending at once");
+      _Exit(signal == SIGINT ? kExitInterrupted : kExitFailed);
+    }
+  }
+}
+
+}  // namespace
+
+void BlockStopSignals() {
+  const sigset_t set = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+}
+
+int RunServer(const CoordinatorOptions& coordinator_options, const ServeLoopOptions& options) {
+  auto coordinator = Coordinator::Start(coordinator_options);
+  if (!coordinator.ok()) {
+    LogError(coordinator.status().message());
+    return kExitFailed;
+  }
+  const std::string address = absl::StrCat(coordinator_options.host, ":", (*coordinator)->port());
+  LogInfo("listening on ", address, ", loading ", coordinator_options.model_path);
+  if (const absl::Status written = WriteAddress(options.address_file, address); !written.ok()) {
+    LogError(written.message());
+    return kExitFailed;
+  }
+  const Ending ending = Serve(coordinator->get(), options);
+  int exit_code = kExitFailed;
+  if (ending.signal != 0) {
+    DrainFor(coordinator->get(), options.shutdown_timeout);
+    exit_code = ExitCodeOf(ending.signal);
+  } else {
+    LogError(ending.failure.message());
+  }
+  (*coordinator)->Stop();
+  LogInfo("stopped");
+  return exit_code;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+// The life of a serving process: load, serve, drain on a signal, end. Used by lockstep_coordinator
+// and by the CLI.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "coordinator/coordinator.h"
+
+namespace lockstep {
+
+struct ServeLoopOptions {
+  absl::Duration shutdown_timeout = absl::Seconds(30);
+  std::string address_file;  // gets "host:port" once the server listens; empty: none
+  // Called several times a second by the thread of RunServer; an error ends the server with exit
+  // code 1.
+  std::function<absl::Status()> check;
+};
+
+// Blocks SIGTERM and SIGINT for this thread and all that it starts; RunServer takes them. Call
+// first in main, before any thread exists.
+void BlockStopSignals();
+
+// Serves until SIGTERM or SIGINT. Then new requests are refused and running ones get up to
+// shutdown_timeout to finish; a second signal ends the process at once. Returns the exit code: 0
+// after SIGTERM, 130 after SIGINT, 1 when loading, the engine or `check` failed (the cause is on
+// stderr).
+int RunServer(const CoordinatorOptions& coordinator, const ServeLoopOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+// The flags of a process that serves: see serving_flags.h.
+#include "coordinator/serving_flags.h"
+
+#include <utility>
+
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "CLI/Validators.hpp"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/log.h"
+
+namespace lockstep {
+namespace {
+
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "[::1]" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+}  // namespace
+
+void ServingFlags::AddTo(CLI::App* app) {
+  app->add_option("--model", model_, "Folder of the checkpoint (config.json, *.safetensors, ...)")
+      ->required();
+  app->add_option("--served-model-name", names_,
+                  "Name that clients ask for; more names are aliases. Default: the folder's name")
+      ->delimiter(',');
+  app->add_option("--host", host_, "Address to listen on")->capture_default_str();
+  app->add_option("--port", port_, "Port to listen on; 0 takes any free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  app->add_flag("--insecure-listen", insecure_listen_,
+                "Allow a --host that other machines can reach: the port has no encryption and no "
+                "authentication");
+  app->add_option("--address-file", address_file_,
+                  "Write host:port to this file once the server listens");
+  app->add_option("--max-model-len", capacity_.max_model_len,
+                  "Longest prompt plus output, in tokens. Default: what the model can");
+  app->add_option("--max-num-seqs", capacity_.max_num_seqs, "Sequences in a batch at most")
+      ->capture_default_str();
+  app->add_option("--max-num-batched-tokens", capacity_.max_num_batched_tokens,
+                  "Tokens in a step at most; long prompts are cut into chunks of this")
+      ->capture_default_str();
+  app->add_option("--kv-cache-mb", capacity_.kv_cache_mb,
+                  "Memory for keys and values per rank, in MiB. Default: enough, up to 1024");
+  app->add_option("--max-kv-blocks", capacity_.max_kv_blocks,
+                  "The same in blocks of 64 tokens; wins over --kv-cache-mb");
+  app->add_option("--max-snapshots", capacity_.max_snapshots,
+                  "Snapshots of recurrent state for the prefix cache")
+      ->capture_default_str();
+  app->add_option("--snapshot-interval", snapshot_interval_,
+                  "Tokens between snapshots in a prompt; a multiple of 64")
+      ->capture_default_str();
+  app->add_flag("--no-prefix-cache", no_prefix_cache_, "Compute every prompt from its beginning");
+  app->add_option("--activations", activations_, "Number format between layers")
+      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->capture_default_str();
+  app->add_option("--activation-quant", activation_quant_,
+                  "Quantize inputs of linear layers as the checkpoint asks, or not at all")
+      ->check(CLI::IsMember({"none", "checkpoint"}))
+      ->capture_default_str();
+  app->add_option("--max-num-queued-reqs", max_queued_requests_, "Requests that may wait")
+      ->capture_default_str();
+  app->add_option("--max-num-queued-tokens", max_queued_tokens_,
+                  "Prompt tokens that may wait, over all requests")
+      ->capture_default_str();
+  app->add_option("--shutdown-timeout", shutdown_timeout_s_,
+                  "Seconds that running requests get to finish after SIGTERM")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--connect-timeout", connect_timeout_s_, "Seconds to wait for the workers")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--log-level", log_level_, "Least severity of log lines on stderr")
+      ->check(CLI::IsMember({"info", "warning", "error"}))
+      ->capture_default_str();
+}
+
+absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
+  if (!IsLoopback(host_) && !insecure_listen_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--host ", host_,
+                     " can be reached by other machines without encryption or authentication; say "
+                     "--insecure-listen if that is meant"));
+  }
+  if (snapshot_interval_ <= 0 || snapshot_interval_ % 64 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--snapshot-interval is ", snapshot_interval_,
+                                                   "; it must be a positive multiple of 64"));
+  }
+  CoordinatorOptions options;
+  options.model_path = model_;
+  if (!names_.empty()) {
+    options.served_model_name = names_[0];
+    options.model_aliases.assign(names_.begin() + 1, names_.end());
+  }
+  options.host = host_;
+  options.port = port_;
+  options.activation_dtype =
+      activations_ == "f32" ? worker::v1::ACTIVATION_F32 : worker::v1::ACTIVATION_BF16;
+  options.activation_quant = activation_quant_ == "checkpoint"
+                                 ? worker::v1::ACTIVATION_QUANT_CHECKPOINT
+                                 : worker::v1::ACTIVATION_QUANT_NONE;
+  options.capacity = capacity_;
+  options.engine.prefix_cache = !no_prefix_cache_;
+  options.engine.snapshot_interval = snapshot_interval_;
+  options.engine.max_queued_requests = max_queued_requests_;
+  options.engine.max_queued_tokens = max_queued_tokens_;
+  options.connect_timeout = absl::Seconds(connect_timeout_s_);
+  return options;
+}
+
+ServeLoopOptions ServingFlags::Loop() const {
+  ServeLoopOptions options;
+  options.shutdown_timeout = absl::Seconds(shutdown_timeout_s_);
+  options.address_file = address_file_;
+  return options;
+}
+
+void ApplyLogLevel(const std::string& level) {
+  SetLogLevel(level == "error"     ? Severity::kError
+              : level == "warning" ? Severity::kWarning
+                                   : Severity::kInfo);
+}
+
+}  // namespace lockstep

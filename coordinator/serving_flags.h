@@ -1,0 +1,51 @@
+// The flags of a process that serves: shared by lockstep_coordinator and by the `coordinator` and
+// `serve` verbs of the CLI.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "CLI/App.hpp"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "coordinator/coordinator.h"
+#include "coordinator/serve_loop.h"
+
+namespace lockstep {
+
+// Values as parsed; Coordinator and Loop give the options.
+class ServingFlags {
+ public:
+  // Adds the flags to `app`. `*this` must outlive the parsing.
+  void AddTo(CLI::App* app);
+
+  // INVALID_ARGUMENT names the flag that cannot be met. `workers` is filled in by the caller.
+  absl::StatusOr<CoordinatorOptions> Coordinator() const;
+  ServeLoopOptions Loop() const;
+
+  const std::string& model() const { return model_; }
+  const std::string& log_level() const { return log_level_; }
+
+ private:
+  std::string model_;
+  std::vector<std::string> names_;
+  std::string host_ = "127.0.0.1";
+  int port_ = 50051;
+  bool insecure_listen_ = false;
+  std::string address_file_;
+  CapacityRequest capacity_;
+  std::string activations_ = "bf16";
+  std::string activation_quant_ = "none";
+  bool no_prefix_cache_ = false;
+  int64_t snapshot_interval_ = 1024;
+  int64_t max_queued_requests_ = 1024;
+  int64_t max_queued_tokens_ = int64_t{1} << 22;
+  double shutdown_timeout_s_ = 30;
+  double connect_timeout_s_ = 600;
+  std::string log_level_ = "info";
+};
+
+// "info", "warning" or "error" for this process's log.
+void ApplyLogLevel(const std::string& level);
+
+}  // namespace lockstep

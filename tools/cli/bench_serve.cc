@@ -1,0 +1,132 @@
+// The closed-loop measurement: see bench_serve.h.
+#include "tools/cli/bench_serve.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "proto/inference.grpc.pb.h"
+
+namespace lockstep {
+namespace cli {
+namespace {
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inference::v1::GenerateRequest MakeRequest(const BenchOptions& options, std::mt19937_64* random) {
+  inference::v1::GenerateRequest request;
+  for (int i = 0; i < options.prompt_tokens; ++i) {
+    request.mutable_token_ids()->add_ids(
+        static_cast<int32_t>((*random)() % static_cast<uint64_t>(options.vocab_size)));
+  }
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_sampling()->set_max_tokens(options.max_tokens);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_cache()->set_bypass(!options.prefix_cache);
+  return request;
+}
+
+absl::Status RunRequest(inference::v1::InferenceService::Stub* stub,
+                        const inference::v1::GenerateRequest& request, RequestTrace* trace) {
+  grpc::ClientContext context;
+  trace->sent = Now();
+  auto reader = stub->Generate(&context, request);
+  inference::v1::GenerateEvent event;
+  while (reader->Read(&event)) {
+    const double now = Now();
+    trace->tokens.insert(trace->tokens.end(), static_cast<size_t>(event.delta().token_ids_size()),
+                         now);
+  }
+  const grpc::Status status = reader->Finish();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+absl::Status RunStream(const std::shared_ptr<grpc::Channel>& channel, const BenchOptions& options,
+                       int stream, std::vector<RequestTrace>* traces) {
+  const auto stub = inference::v1::InferenceService::NewStub(channel);
+  std::mt19937_64 random(options.seed * 1000003 + static_cast<uint64_t>(stream));
+  for (int i = 0; i <= options.requests; ++i) {
+    RequestTrace trace;
+    const absl::Status status = RunRequest(stub.get(), MakeRequest(options, &random), &trace);
+    if (!status.ok()) return status;
+    if (i > 0) traces->push_back(std::move(trace));  // the first one warms up
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+double Percentile(std::vector<double> sample, double fraction) {
+  if (sample.empty()) return 0;
+  std::sort(sample.begin(), sample.end());
+  const double rank = std::ceil(fraction * static_cast<double>(sample.size()));
+  return sample[static_cast<size_t>(std::max(1.0, rank)) - 1];
+}
+
+BenchResult Summarize(int concurrency, const std::vector<std::vector<RequestTrace>>& streams) {
+  BenchResult result;
+  result.concurrency = concurrency;
+  double begin = 0, end = std::numeric_limits<double>::infinity();
+  std::vector<double> first_token, inter_token, arrivals;
+  for (const std::vector<RequestTrace>& stream : streams) {
+    double last = 0, first = std::numeric_limits<double>::infinity();
+    for (const RequestTrace& trace : stream) {
+      ++result.requests;
+      if (trace.tokens.empty()) continue;
+      first_token.push_back(1e3 * (trace.tokens.front() - trace.sent));
+      for (size_t i = 1; i < trace.tokens.size(); ++i) {
+        inter_token.push_back(1e3 * (trace.tokens[i] - trace.tokens[i - 1]));
+      }
+      first = std::min(first, trace.tokens.front());
+      last = std::max(last, trace.tokens.back());
+    }
+    begin = std::max(begin, first);
+    end = std::min(end, last);
+  }
+  for (const std::vector<RequestTrace>& stream : streams) {
+    for (const RequestTrace& trace : stream) {
+      for (const double time : trace.tokens) {
+        if (time >= begin && time <= end) arrivals.push_back(time);
+      }
+    }
+  }
+  std::sort(arrivals.begin(), arrivals.end());
+  for (size_t i = 1; i < arrivals.size(); ++i) {
+    result.window_seconds += arrivals[i] - arrivals[i - 1];
+  }
+  result.output_tokens = std::max<int64_t>(0, static_cast<int64_t>(arrivals.size()) - 1);
+  if (result.window_seconds > 0) {
+    result.tokens_per_second = static_cast<double>(result.output_tokens) / result.window_seconds;
+  }
+  result.ttft_p50 = Percentile(first_token, 0.5);
+  result.ttft_p99 = Percentile(first_token, 0.99);
+  result.inter_token_p50 = Percentile(inter_token, 0.5);
+  result.inter_token_p99 = Percentile(inter_token, 0.99);
+  return result;
+}
+
+absl::StatusOr<BenchResult> RunBench(const std::shared_ptr<grpc::Channel>& channel,
+                                     const BenchOptions& options) {
+  const size_t count = static_cast<size_t>(options.concurrency);
+  std::vector<std::vector<RequestTrace>> traces(count);
+  std::vector<absl::Status> statuses(count);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) {
+    threads.emplace_back(
+        [&, i]() { statuses[i] = RunStream(channel, options, static_cast<int>(i), &traces[i]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return Summarize(options.concurrency, traces);
+}
+
+}  // namespace cli
+}  // namespace lockstep

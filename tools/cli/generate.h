@@ -1,0 +1,13 @@
+// `lockstep generate`: streams the continuation of a prompt.
+#pragma once
+
+#include "CLI/App.hpp"
+
+namespace lockstep {
+namespace cli {
+
+// Adds the verb to `app`. When it is chosen it runs during parsing and stores its exit code.
+void AddGenerate(CLI::App* app, int* exit_code);
+
+}  // namespace cli
+}  // namespace lockstep

@@ -1,0 +1,13 @@
+// `lockstep tokenize`: text to token ids and back.
+#pragma once
+
+#include "CLI/App.hpp"
+
+namespace lockstep {
+namespace cli {
+
+// Adds the verb to `app`. When it is chosen it runs during parsing and stores its exit code.
+void AddTokenize(CLI::App* app, int* exit_code);
+
+}  // namespace cli
+}  // namespace lockstep
