@@ -22,6 +22,7 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitInterrupted = 130;
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
+constexpr absl::Duration kSettle = absl::Milliseconds(300);
 
 sigset_t StopSignals() {
   sigset_t set;
@@ -82,7 +83,15 @@ Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
       }
     }
     if (options.check) ending.failure = options.check();
-    if (ending.failure.ok() && announced) ending.failure = coordinator->Healthy();
+    if (ending.failure.ok() && announced) {
+      ending.failure = coordinator->Healthy();
+      if (!ending.failure.ok() && options.check) {
+        // A worker that died breaks the engine a moment before its end can be seen.
+        absl::SleepFor(kSettle);
+        const absl::Status cause = options.check();
+        if (!cause.ok()) ending.failure = cause;
+      }
+    }
   }
   if (!load_ended) {
     // Nothing was accepted yet, and a load cannot be interrupted: the process ends with it.
