@@ -1,6 +1,6 @@
 // BlockAllocator: who holds which KV block. A block is free, held (by one or more block tables), or
-// idle: held by nobody, but its content is kept for reuse and given up in least-recently-used order.
-// Not thread safe; belongs to the engine's thread.
+// idle: held by nobody, but its content is kept for reuse and given up in least-recently-used
+// order. Not thread safe; belongs to the engine's thread.
 #pragma once
 
 #include <cstddef>

@@ -67,6 +67,7 @@ class Engine::Impl {
       record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());
       ++active_;
       ++queued_;
+      ++untaken_;
       queued_tokens_ += record.prompt_tokens;
       records_.emplace(spec.request_id, std::move(record));
       arrivals_.push_back({std::move(spec), std::move(sink), core_.Now()});
@@ -107,8 +108,8 @@ class Engine::Impl {
     std::lock_guard<std::mutex> lock(mu_);
     EngineStats stats = stats_;
     // Requests that the thread has not taken yet.
-    stats.requests_queued += static_cast<int64_t>(arrivals_.size());
-    stats.counters["requests_started"] += static_cast<int64_t>(arrivals_.size());
+    stats.requests_queued += untaken_;
+    stats.counters["requests_started"] += untaken_;
     return stats;
   }
 
@@ -253,17 +254,22 @@ class Engine::Impl {
       arrivals.swap(arrivals_);
       cancels.swap(cancels_);
       failed = !failure_.ok();
-      // Counted by core_ from here on.
-      PublishLocked();
     }
-    for (Arrival& arrival : arrivals) {
-      core_.Add(std::move(arrival.spec), std::move(arrival.sink), arrival.submitted);
-    }
+    Take(std::move(arrivals));
     for (const Cancellation& cancel : cancels) {
       core_.End(cancel.request_id, cancel.status, RequestEnd::kCancelled);
     }
     if (failed) core_.EndAll(Ready());
     return true;
+  }
+
+  void Take(std::deque<Arrival> arrivals) {
+    for (Arrival& arrival : arrivals) {
+      core_.Add(std::move(arrival.spec), std::move(arrival.sink), arrival.submitted);
+      std::lock_guard<std::mutex> lock(mu_);
+      --untaken_;
+      stats_ = core_.stats();
+    }
   }
 
   // Queues steps and takes one result.
@@ -299,9 +305,9 @@ class Engine::Impl {
   }
 
   void Fail(const absl::Status& cause) {
-    const absl::Status status = WithReason(
-        absl::StatusCode::kUnavailable, "ENGINE_FAILED",
-        absl::StrCat("the workers cannot run steps any more: ", cause.message()));
+    const absl::Status status =
+        WithReason(absl::StatusCode::kUnavailable, "ENGINE_FAILED",
+                   absl::StrCat("the workers cannot run steps any more: ", cause.message()));
     LogError("engine: ", cause.ToString());
     {
       std::lock_guard<std::mutex> lock(mu_);
@@ -320,9 +326,7 @@ class Engine::Impl {
       arrivals.swap(arrivals_);
       cancels_.clear();
     }
-    for (Arrival& arrival : arrivals) {
-      core_.Add(std::move(arrival.spec), std::move(arrival.sink), arrival.submitted);
-    }
+    Take(std::move(arrivals));
     core_.EndAll(status);
     core_.DropStepsInFlight();
     std::lock_guard<std::mutex> lock(mu_);
@@ -348,6 +352,7 @@ class Engine::Impl {
   int64_t active_ = 0;
   int64_t queued_ = 0;
   int64_t queued_tokens_ = 0;
+  int64_t untaken_ = 0;  // submitted, but not counted by core_ yet
   int32_t steps_in_flight_ = 0;
   bool draining_ = false;
   bool ended_ = false;

@@ -1,5 +1,5 @@
-// Engine: the step loop. Owns every decision and the truth of every sequence; the workers own bytes.
-// One thread (Run) does all the work; the other methods are thread safe and only post to it.
+// Engine: the step loop. Owns every decision and the truth of every sequence; the workers own
+// bytes. One thread (Run) does all the work; the other methods are thread safe and only post to it.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +20,24 @@ class Tokenizer;
 
 // Limits and policies; filled from flags.
 struct EngineOptions {
-  int64_t max_context = 0;            // prompt plus output, as enforced
-  int64_t kv_blocks = 0;              // of kGrid positions
-  int64_t slots = 16;                 // sequences with state on the device: the largest batch
-  int64_t snapshots = 64;             // of recurrent state, for the prefix cache; 0: no prefix cache
-  int64_t max_batch_tokens = 512;     // token budget of a step
-  // Rows of a step that give logits, as the workers were configured; `slots` when it is less. A replay
-  // asks for the logits of every generated position, so more makes it faster.
+  int64_t max_context = 0;         // prompt plus output, as enforced
+  int64_t kv_blocks = 0;           // of kGrid positions
+  int64_t slots = 16;              // sequences with state on the device: the largest batch
+  int64_t snapshots = 64;          // of recurrent state, for the prefix cache; 0: no prefix cache
+  int64_t max_batch_tokens = 512;  // token budget of a step
+  // Rows of a step that give logits, as the workers were configured; `slots` when it is less. A
+  // replay asks for the logits of every generated position, so more makes it faster.
   int64_t max_logit_rows = 0;
-  int64_t snapshot_interval = 1024;   // a multiple of 64
+  int64_t snapshot_interval = 1024;  // a multiple of 64
   int64_t max_queued_requests = 1024;
   int64_t max_queued_tokens = 1 << 22;
-  int32_t steps_in_flight = 2;        // 1 or 2
+  int32_t steps_in_flight = 2;  // 1 or 2
   bool prefix_cache = true;
-  // Injected by tests: tokens of the next chunk of a prompt, given (position, remaining, budget); any
-  // value in [1, min(remaining, budget)]. Empty: as many as the budget allows.
+  // Injected by tests: tokens of the next chunk of a prompt, given (position, remaining, budget);
+  // any value in [1, min(remaining, budget)]. Empty: as many as the budget allows.
   std::function<int64_t(int64_t position, int64_t remaining, int64_t budget)> chunk_policy;
-  // Injected by tests: also preempt the youngest sequence that has sampled since it was admitted, every
-  // this many steps (even the only one); 0: only when blocks run out.
+  // Injected by tests: also preempt the youngest sequence that has sampled since it was admitted,
+  // every this many steps (even the only one); 0: only when blocks run out.
   int64_t preempt_every = 0;
   // Injected by tests: what deadlines and timings are measured with. Empty: absl::Now.
   std::function<absl::Time()> clock;
@@ -48,10 +48,10 @@ struct EngineStats {
   int64_t kv_blocks_total = 0, kv_blocks_free = 0, kv_blocks_cached = 0, kv_blocks_active = 0;
   int64_t slots_total = 0, slots_free = 0;
   int64_t snapshots_total = 0, snapshots_used = 0;
-  // "steps", "tokens_generated", "tokens_prefilled", "tokens_cached", "tokens_replayed", "preemptions",
-  // "requests_started", "requests_finished", "requests_failed", "requests_cancelled",
-  // "digest_mismatches", "nan_logits", "tokens_discarded", "digests_checked". At every moment
-  // requests_started = finished + failed + cancelled + running + queued.
+  // "steps", "tokens_generated", "tokens_prefilled", "tokens_cached", "tokens_replayed",
+  // "preemptions", "requests_started", "requests_finished", "requests_failed",
+  // "requests_cancelled", "digest_mismatches", "nan_logits", "tokens_discarded", "digests_checked".
+  // At every moment requests_started = finished + failed + cancelled + running + queued.
   std::map<std::string, int64_t> counters;
 };
 
@@ -81,7 +81,8 @@ class Engine {
   // True when nothing is queued or running and no step is in flight.
   bool idle() const;
 
-  // OK while steps can run, else why not (the transport failed, say). Never waits for the step loop.
+  // OK while steps can run, else why not (the transport failed, say). Never waits for the step
+  // loop.
   absl::Status Ready() const;
 
   EngineStats stats() const;

@@ -213,9 +213,8 @@ void EngineCore::AddSnapshots(const SequenceState& s, EntryInFlight* entry,
 
 EngineCore::EntryInFlight EngineCore::AddEntry(SequenceState* s, const ScheduledRows& rows,
                                                StepPlan* plan) {
-  EntryInFlight entry{s,           s->slot,         s->generation, s->position,
-                      rows.tokens, rows.num_logits, rows.sample,   -1,
-                      {}};
+  EntryInFlight entry{
+      s, s->slot, s->generation, s->position, rows.tokens, rows.num_logits, rows.sample, -1, {}};
   SequenceEntry* message = plan->add_sequences();
   message->set_slot(s->slot);
   message->set_generation(s->generation);
@@ -392,14 +391,14 @@ void EngineCore::CheckReplayedDigests(const EntryInFlight& entry, const Sequence
     cache_.ForgetBlocks(s->blocks);
     ErrorDetail detail;
     detail.reason = "DIGEST_MISMATCH";
-    EndRequest(s->request,
-               MakeError(absl::StatusCode::kInternal,
-                         absl::StrCat("replay of output ", s->output_index, " gave the digest ",
-                                      absl::Hex(found, absl::kZeroPad16), " for generated token ",
-                                      first + i, ", the log has ",
-                                      absl::Hex(wanted, absl::kZeroPad16)),
-                         detail),
-               RequestEnd::kFailed);
+    EndRequest(
+        s->request,
+        MakeError(absl::StatusCode::kInternal,
+                  absl::StrCat("replay of output ", s->output_index, " gave the digest ",
+                               absl::Hex(found, absl::kZeroPad16), " for generated token ",
+                               first + i, ", the log has ", absl::Hex(wanted, absl::kZeroPad16)),
+                  detail),
+        RequestEnd::kFailed);
     return;
   }
 }
@@ -413,8 +412,8 @@ void EngineCore::Log(const EntryInFlight& entry, const SequenceResult& result) {
     detail.field = "sampling";
     EndRequest(request,
                MakeError(absl::StatusCode::kInvalidArgument,
-                         absl::StrCat("output ", s->output_index, " has no id left to choose at token ",
-                                      s->output_ids.size(),
+                         absl::StrCat("output ", s->output_index,
+                                      " has no id left to choose at token ", s->output_ids.size(),
                                       ": allowed_token_ids, banned_token_ids, logit_bias and "
                                       "min_tokens exclude all of them"),
                          detail),

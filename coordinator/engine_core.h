@@ -1,5 +1,5 @@
-// EngineCore: everything the engine decides, without its thread: requests and sequences, the plan of the
-// next step, and what a step's result means. The caller carries steps and results, in order.
+// EngineCore: everything the engine decides, without its thread: requests and sequences, the plan
+// of the next step, and what a step's result means. The caller carries steps and results, in order.
 // Not thread safe; belongs to the engine's thread.
 #pragma once
 

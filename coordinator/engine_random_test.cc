@@ -1,5 +1,5 @@
-// Random traces through the engine: whatever is cancelled, preempted, cached or chunked, each request
-// that ends gives the tokens and the digest of an undisturbed run, and nothing leaks.
+// Random traces through the engine: whatever is cancelled, preempted, cached or chunked, each
+// request that ends gives the tokens and the digest of an undisturbed run, and nothing leaks.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -106,7 +106,7 @@ TEST_P(EngineRandomTest, OutputsEqualUndisturbedRuns) {
   EXPECT_EQ(counters["requests_finished"], finished);
   EXPECT_EQ(counters["digest_mismatches"], 0);
   EXPECT_LE(fixture.transport.most_in_flight(), trace.steps_in_flight);
-  if (trace.preempt_every > 0) {
+  if (trace.preempt_every > 0 || trace.kv_blocks < 2 * trace.slots) {
     EXPECT_GT(counters["preemptions"], 0);
     EXPECT_GT(counters["digests_checked"], 0);
   }
@@ -115,7 +115,9 @@ TEST_P(EngineRandomTest, OutputsEqualUndisturbedRuns) {
   } else {
     EXPECT_EQ(counters["tokens_cached"], 0);
   }
-  EXPECT_EQ(counters["tokens_discarded"] > 0, trace.steps_in_flight == 2);
+  if (trace.steps_in_flight == 2) {
+    EXPECT_GT(counters["tokens_discarded"], 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -164,7 +164,11 @@ TEST(EngineTest, AFinishedPromptIsReusedUnlessBypassedOrSalted) {
   EXPECT_EQ(cached(shorter, "shorter"), 128) << "the snapshot of the interval, not that of 256";
   GenerationSpec fork = spec;
   fork.prompt_ids[200] += 1;
-  EXPECT_EQ(cached(fork, "fork"), 128);
+  EXPECT_EQ(cached(fork, "fork"), 192) << "where `shorter` left a snapshot";
+  fork.prompt_ids[150] += 1;
+  EXPECT_EQ(cached(fork, "early fork"), 128);
+  fork.prompt_ids[100] += 1;
+  EXPECT_EQ(cached(fork, "earlier fork"), 0);
   ExpectIdle(&fixture);
 }
 
@@ -212,20 +216,20 @@ TEST(EngineTest, AReplayWithAnotherDigestFailsTheRequest) {
   EngineOptions options = SmallEngine();
   options.preempt_every = 4;
   options.max_logit_rows = 64;
-  EngineFixture fixture(options, [](const worker::v1::StepPlan& plan,
-                                    worker::v1::StepResult* result) {
-    for (int i = 0; i < plan.sequences_size(); ++i) {
-      const auto& entry = plan.sequences(i);
-      if (!entry.has_begin() || entry.begin().output_ids_size() < 3) continue;
-      auto* digests = result->mutable_sequences(i)->mutable_digests();
-      if (digests->size() > 2) digests->Set(1, digests->Get(1) + 1);
-    }
-  });
+  EngineFixture fixture(options,
+                        [](const worker::v1::StepPlan& plan, worker::v1::StepResult* result) {
+                          for (int i = 0; i < plan.sequences_size(); ++i) {
+                            const auto& entry = plan.sequences(i);
+                            if (!entry.has_begin() || entry.begin().output_ids_size() < 3) continue;
+                            auto* digests = result->mutable_sequences(i)->mutable_digests();
+                            if (digests->size() > 2) digests->Set(1, digests->Get(1) + 1);
+                          }
+                        });
   auto sink = fixture.Submit(MakeSpec("a", MakePrompt(30, 1), 40));
   ASSERT_TRUE(sink->WaitDone());
-  EXPECT_THAT(sink->status(), StatusIs(absl::StatusCode::kInternal,
-                                       AllOf(HasSubstr("replay of output 0"),
-                                             HasSubstr("generated token 1"))));
+  EXPECT_THAT(sink->status(),
+              StatusIs(absl::StatusCode::kInternal,
+                       AllOf(HasSubstr("replay of output 0"), HasSubstr("generated token 1"))));
   EXPECT_EQ(ReasonOf(sink->status()), "DIGEST_MISMATCH");
   ExpectIdle(&fixture);
   EXPECT_EQ(fixture.engine.stats().counters["digest_mismatches"], 1);
@@ -240,8 +244,8 @@ TEST(EngineTest, WhenBlocksRunOutTheYoungestIsPreempted) {
   std::vector<GenerationSpec> specs;
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 3; ++i) {
-    specs.push_back(MakeSpec(absl::StrCat("r", i), MakePrompt(100, 1 + static_cast<uint64_t>(i)),
-                             200));
+    specs.push_back(
+        MakeSpec(absl::StrCat("r", i), MakePrompt(100, 1 + static_cast<uint64_t>(i)), 200));
     sinks.push_back(fixture.Submit(specs.back()));
   }
   for (size_t i = 0; i < 3; ++i) {
@@ -255,16 +259,16 @@ TEST(EngineTest, WhenBlocksRunOutTheYoungestIsPreempted) {
 
 TEST(EngineTest, NanLogitsFailOneRequestAndItsBlocksAreNotReused) {
   std::atomic<bool> poison{true};
-  EngineFixture fixture(SmallEngine(), [&](const worker::v1::StepPlan& plan,
-                                           worker::v1::StepResult* result) {
-    for (int i = 0; i < plan.sequences_size(); ++i) {
-      const auto& entry = plan.sequences(i);
-      if (poison && entry.position() == 0 && entry.token_ids_size() == 100) {
-        result->mutable_sequences(i)->set_nan(true);
-        result->mutable_sequences(i)->set_sampled_id(-1);
-      }
-    }
-  });
+  EngineFixture fixture(SmallEngine(),
+                        [&](const worker::v1::StepPlan& plan, worker::v1::StepResult* result) {
+                          for (int i = 0; i < plan.sequences_size(); ++i) {
+                            const auto& entry = plan.sequences(i);
+                            if (poison && entry.position() == 0 && entry.token_ids_size() == 100) {
+                              result->mutable_sequences(i)->set_nan(true);
+                              result->mutable_sequences(i)->set_sampled_id(-1);
+                            }
+                          }
+                        });
   const GenerationSpec good = MakeSpec("good", MakePrompt(20, 1), 30);
   GenerationSpec bad = MakeSpec("bad", MakePrompt(100, 2), 30);
   auto good_sink = fixture.Submit(good);
@@ -337,7 +341,8 @@ TEST(EngineTest, RefusesWhenTheQueueIsFull) {
   while (fixture.engine.stats().requests_running == 0) absl::SleepFor(absl::Milliseconds(1));
   auto first = fixture.Submit(MakeSpec("q1", MakePrompt(60, 1), 5));
   const absl::Status tokens = SubmitTo(&fixture, MakeSpec("q2", MakePrompt(60, 1), 5));
-  EXPECT_THAT(tokens, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("60 prompt tokens")));
+  EXPECT_THAT(tokens,
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("60 prompt tokens")));
   EXPECT_EQ(ReasonOf(tokens), "QUEUE_FULL");
   auto second = fixture.Submit(MakeSpec("q3", MakePrompt(10, 1), 5));
   EXPECT_THAT(SubmitTo(&fixture, MakeSpec("q4", MakePrompt(1, 1), 5)),

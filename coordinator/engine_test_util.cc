@@ -185,7 +185,8 @@ std::string Difference(const RecordingSink& sink, const GenerationSpec& spec, in
   for (size_t i = 0; i < output.ids.size(); ++i) {
     if (output.ids[i] != expected.ids[i]) return absl::StrCat("token ", i, " differs");
   }
-  if (output.end.reason() == inference::v1::MAX_TOKENS && output.ids.size() != expected.ids.size()) {
+  if (output.end.reason() == inference::v1::MAX_TOKENS &&
+      output.ids.size() != expected.ids.size()) {
     return "too few tokens";
   }
   return output.end.determinism_digest() == fold ? "" : "the digest differs";
@@ -194,7 +195,8 @@ std::string Difference(const RecordingSink& sink, const GenerationSpec& spec, in
 std::string Leaks(const Engine& engine) {
   EngineStats stats = engine.stats();
   std::string leaks;
-  if (stats.kv_blocks_active != 0) absl::StrAppend(&leaks, stats.kv_blocks_active, " blocks held; ");
+  if (stats.kv_blocks_active != 0)
+    absl::StrAppend(&leaks, stats.kv_blocks_active, " blocks held; ");
   if (stats.kv_blocks_free + stats.kv_blocks_cached != stats.kv_blocks_total) {
     absl::StrAppend(&leaks, "blocks are lost; ");
   }

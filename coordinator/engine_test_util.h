@@ -1,5 +1,5 @@
-// What the tests of the engine share: a sink that checks the order of events, requests, and an engine
-// over a FakeStepTransport.
+// What the tests of the engine share: a sink that checks the order of events, requests, and an
+// engine over a FakeStepTransport.
 #pragma once
 
 #include <condition_variable>
@@ -18,9 +18,9 @@
 namespace lockstep {
 namespace testing {
 
-// Keeps what it is given, and notes the first breach of the rules of events: each output begins with
-// Accepted, is numbered 1, 2, 3, ..., has nothing after Finished; OnDone comes once, last, and is OK only
-// when every output has finished.
+// Keeps what it is given, and notes the first breach of the rules of events: each output begins
+// with Accepted, is numbered 1, 2, 3, ..., has nothing after Finished; OnDone comes once, last, and
+// is OK only when every output has finished.
 class RecordingSink : public GenerationSink {
  public:
   explicit RecordingSink(int32_t outputs = 1) : outputs_(static_cast<size_t>(outputs)) {}
@@ -84,7 +84,8 @@ struct EngineFixture {
 
 // Ids and digest of a finished output equal those of an undisturbed run. "" when they do.
 std::string Difference(const RecordingSink& sink, const GenerationSpec& spec, int32_t index = 0);
-// What is wrong with an idle engine: counters that do not balance, blocks or slots that are not back.
+// What is wrong with an idle engine: counters that do not balance, blocks or slots that are not
+// back.
 std::string Leaks(const Engine& engine);
 
 }  // namespace testing

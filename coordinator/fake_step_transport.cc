@@ -72,8 +72,8 @@ FakeStepTransport::FakeStepTransport(const FakeStepOptions& options)
       snapshots_(static_cast<size_t>(options.snapshots)) {}
 
 FakeStepTransport::Expected FakeStepTransport::Run(const std::vector<int32_t>& prompt,
-                                                   const SamplingSpec& sampling,
-                                                   int32_t vocab_size, int64_t count) {
+                                                   const SamplingSpec& sampling, int32_t vocab_size,
+                                                   int64_t count) {
   Expected expected;
   uint64_t state = 0;
   for (const int32_t id : prompt) state = NextState(state, id);
@@ -177,8 +177,8 @@ absl::Status FakeStepTransport::CheckNotInFlight(const SequenceEntry& entry) con
         }
       }
       for (const auto& taken : entry.snapshots()) {
-        bool in_use = other.has_begin() &&
-                      other.begin().restore_snapshot() == taken.snapshot_slot();
+        bool in_use =
+            other.has_begin() && other.begin().restore_snapshot() == taken.snapshot_slot();
         for (const auto& written : other.snapshots()) {
           in_use = in_use || written.snapshot_slot() == taken.snapshot_slot();
         }

@@ -1,14 +1,14 @@
 // FakeStepTransport: a StepTransport with a tiny deterministic model in it, for tests.
 //
 // It checks every plan as strictly as a worker would, and more: step numbers and digests, slot
-// generations, positions, that no row is written without a block, that no block has two writers or is
-// handed on while a step that names its old owner is in flight, that what a sequence reads is what its
-// own tokens wrote, that snapshots lie on the grid and are restored only when they hold the state of the
-// prefix. The first violation is kept in error() and breaks the transport.
+// generations, positions, that no row is written without a block, that no block has two writers or
+// is handed on while a step that names its old owner is in flight, that what a sequence reads is
+// what its own tokens wrote, that snapshots lie on the grid and are restored only when they hold
+// the state of the prefix. The first violation is kept in error() and breaks the transport.
 //
-// The logits of a position are a hash of all tokens up to it; the sampled id is a hash of these, of the
-// sampling parameters and of the counts that penalties would need. So a wrong token, position, restored
-// state or penalty state anywhere changes the output.
+// The logits of a position are a hash of all tokens up to it; the sampled id is a hash of these, of
+// the sampling parameters and of the counts that penalties would need. So a wrong token, position,
+// restored state or penalty state anywhere changes the output.
 #pragma once
 
 #include <condition_variable>

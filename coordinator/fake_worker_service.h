@@ -1,14 +1,14 @@
-// FakeWorker: a WorkerService in this process on a port of its own, for tests of WorkerGroup. Answers
-// every call at once, with faults where they are asked for.
+// FakeWorker: a WorkerService in this process on a port of its own, for tests of WorkerGroup.
+// Answers every call at once, with faults where they are asked for.
 #pragma once
+
+#include <grpcpp/grpcpp.h>
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -18,13 +18,13 @@ namespace lockstep {
 
 struct FakeWorkerFaults {
   absl::Duration load_time = absl::ZeroDuration();
-  grpc::Status load_status;          // not OK: LoadModel ends with it
-  grpc::Status init_status;          // InitComm
-  grpc::Status configure_status;     // Configure
+  grpc::Status load_status;       // not OK: LoadModel ends with it
+  grpc::Status init_status;       // InitComm
+  grpc::Status configure_status;  // Configure
   uint64_t self_test = 42;
   uint64_t model_digest = 7;
-  uint64_t refuse_step = 0;          // the stream ends with FAILED_PRECONDITION at this step
-  uint64_t end_stream_at_step = 0;   // the stream ends with OK
+  uint64_t refuse_step = 0;         // the stream ends with FAILED_PRECONDITION at this step
+  uint64_t end_stream_at_step = 0;  // the stream ends with OK
   uint64_t wrong_result_at_step = 0;
   uint64_t wrong_batch_at_step = 0;
   absl::Duration step_time = absl::ZeroDuration();

@@ -1,5 +1,5 @@
-// PrefixCache: the KV blocks and recurrent-state snapshots of one model replica, and which of them hold
-// the prefix of which token sequence.
+// PrefixCache: the KV blocks and recurrent-state snapshots of one model replica, and which of them
+// hold the prefix of which token sequence.
 //
 // A prefix is named by a hash chain over its 64-token blocks, begun with the salt. A prefix can be
 // reused when all its blocks are known and a snapshot was taken at its end. Content is offered only
@@ -19,8 +19,8 @@
 
 namespace lockstep {
 
-// Positions per KV block and the grid of recurrent states (numerics N5, N6): a contract constant, the
-// same as kGrid of kernels/batch.
+// Positions per KV block and the grid of recurrent states (numerics N5, N6): a contract constant,
+// the same as kGrid of kernels/batch.
 constexpr int64_t kBlockPositions = 64;
 
 class PrefixCache {
@@ -30,7 +30,8 @@ class PrefixCache {
   // ---- blocks ----
   // Free blocks, and idle ones that can be given up.
   int64_t available() const { return blocks_.num_free() + blocks_.num_idle(); }
-  // A block with one holder; gives up the longest idle one when none is free. CHECKs available() > 0.
+  // A block with one holder; gives up the longest idle one when none is free. CHECKs available() >
+  // 0.
   int32_t AllocateBlock();
   // Releases a whole block table, last block first, so that longer prefixes are given up before the
   // shorter ones that they begin with.
@@ -53,7 +54,8 @@ class PrefixCache {
   // Holds the blocks of a hit and pins its snapshot until UnpinSnapshot.
   void Acquire(const Hit& hit);
 
-  // `block`, held by the caller, holds block `index` of `tokens`. Nothing when that is known already.
+  // `block`, held by the caller, holds block `index` of `tokens`. Nothing when that is known
+  // already.
   void Register(const std::vector<uint64_t>& chain, const std::vector<int32_t>& tokens,
                 int64_t index, int32_t block);
   // The content of these blocks is not to be reused (it is suspect).
@@ -62,10 +64,11 @@ class PrefixCache {
 
   // ---- snapshots ----
   bool HasSnapshot(uint64_t name) const;
-  // A snapshot slot to write; gives up the least recently used one. -1 when all are in use by steps.
+  // A snapshot slot to write; gives up the least recently used one. -1 when all are in use by
+  // steps.
   int32_t BeginSnapshot();
-  // The step that wrote it has reported: it is the state at the end of prefix `name`. Freed when that
-  // prefix is not known or has one.
+  // The step that wrote it has reported: it is the state at the end of prefix `name`. Freed when
+  // that prefix is not known or has one.
   void CommitSnapshot(int32_t snapshot, uint64_t name);
   // The step failed or will not be believed.
   void AbandonSnapshot(int32_t snapshot);

@@ -42,9 +42,7 @@ int64_t RequestState::last_grid_position() const {
 }
 
 SequenceState::SequenceState(RequestState* owner, int32_t index, const Tokenizer* tokenizer)
-    : request(owner),
-      output_index(index),
-      stream(tokenizer, StreamOptions(owner->spec)) {}
+    : request(owner), output_index(index), stream(tokenizer, StreamOptions(owner->spec)) {}
 
 int32_t SequenceState::token(int64_t at) const {
   CHECK(at >= 0 && at < logged_length()) << "token " << at << " of " << logged_length();

@@ -1,7 +1,7 @@
 // SequenceState: the truth of one output of a request: its token log and the digests of the logged
-// positions. Everything that a device holds of a sequence can be rebuilt from it; where the sequence is
-// now on the devices (slot, blocks, progress) stands beside it and is dropped by a preemption.
-// Not thread safe; belongs to the engine's thread.
+// positions. Everything that a device holds of a sequence can be rebuilt from it; where the
+// sequence is now on the devices (slot, blocks, progress) stands beside it and is dropped by a
+// preemption. Not thread safe; belongs to the engine's thread.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,8 @@
 // WorkerGroup: see worker_group.h. One connection, one step stream and one reader thread per rank.
 #include "coordinator/worker_group.h"
 
+#include <grpcpp/grpcpp.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -8,8 +10,6 @@
 #include <set>
 #include <thread>
 #include <utility>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -58,8 +58,7 @@ class WorkerGroup::Impl {
     for (const std::string& address : options.addresses) {
       ranks_.push_back(std::make_unique<Rank>());
       ranks_.back()->address = address;
-      ranks_.back()->stub =
-          pb::WorkerService::NewStub(Connect(address, options.max_message_bytes));
+      ranks_.back()->stub = pb::WorkerService::NewStub(Connect(address, options.max_message_bytes));
     }
   }
 
@@ -69,9 +68,8 @@ class WorkerGroup::Impl {
 
   absl::StatusOr<std::vector<pb::LoadModelResult>> Load(uint64_t term, const ProgressFn& progress) {
     const absl::Time deadline = absl::Now() + options_.connect_timeout;
-    RETURN_IF_ERROR(OnAllRanks("GetInfo", [&](int rank, CallScope* scope) {
-      return WaitForRank(rank, deadline, scope);
-    }));
+    RETURN_IF_ERROR(OnAllRanks(
+        "GetInfo", [&](int rank, CallScope* scope) { return WaitForRank(rank, deadline, scope); }));
     std::vector<pb::LoadModelResult> results(ranks_.size());
     std::mutex progress_mu;
     RETURN_IF_ERROR(OnAllRanks("LoadModel", [&](int rank, CallScope* scope) {
@@ -177,11 +175,10 @@ class WorkerGroup::Impl {
 
   // One unary call on all ranks at once.
   template <typename Response, typename Request>
-  absl::StatusOr<std::vector<Response>> Call(
-      absl::string_view phase, absl::Duration timeout,
-      grpc::Status (pb::WorkerService::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                      Response*),
-      const std::function<Request(int rank)>& request) {
+  absl::StatusOr<std::vector<Response>> Call(absl::string_view phase, absl::Duration timeout,
+                                             grpc::Status (pb::WorkerService::Stub::*method)(
+                                                 grpc::ClientContext*, const Request&, Response*),
+                                             const std::function<Request(int rank)>& request) {
     std::vector<Response> responses(ranks_.size());
     RETURN_IF_ERROR(OnAllRanks(phase, [&](int rank, CallScope* scope) {
       grpc::ClientContext context;
@@ -308,8 +305,7 @@ class WorkerGroup::Impl {
     int64_t attempts = 0;
     while (true) {
       grpc::ClientContext context;
-      context.set_deadline(
-          absl::ToChronoTime(std::min(deadline, absl::Now() + kGetInfoAttempt)));
+      context.set_deadline(absl::ToChronoTime(std::min(deadline, absl::Now() + kGetInfoAttempt)));
       if (!scope->Enter(&context)) return absl::CancelledError("another rank failed");
       pb::GetInfoResponse response;
       const grpc::Status status = ranks_[static_cast<size_t>(rank)]->stub->GetInfo(
@@ -340,14 +336,13 @@ class WorkerGroup::Impl {
           first.vocab_size() == other.vocab_size()) {
         continue;
       }
-      return RankError(
-          rank, "LoadModel",
-          absl::FailedPreconditionError(absl::StrCat(
-              "it loaded ", other.architecture(), " with digest ",
-              absl::Hex(other.identity().model_digest(), absl::kZeroPad16), ", rank 0 loaded ",
-              first.architecture(), " with digest ",
-              absl::Hex(first.identity().model_digest(), absl::kZeroPad16),
-              ": give all ranks the same checkpoint")));
+      return RankError(rank, "LoadModel",
+                       absl::FailedPreconditionError(absl::StrCat(
+                           "it loaded ", other.architecture(), " with digest ",
+                           absl::Hex(other.identity().model_digest(), absl::kZeroPad16),
+                           ", rank 0 loaded ", first.architecture(), " with digest ",
+                           absl::Hex(first.identity().model_digest(), absl::kZeroPad16),
+                           ": give all ranks the same checkpoint")));
     }
     return absl::OkStatus();
   }
@@ -369,14 +364,14 @@ class WorkerGroup::Impl {
       init.add_addresses(response.address());
     }
     // The workers' own bound is to end first: its message says which peer is missing.
-    ASSIGN_OR_RETURN(const std::vector<pb::InitCommResponse> joined,
-                     (Call<pb::InitCommResponse, pb::InitCommRequest>(
-                         "InitComm", options_.comm_timeout + absl::Seconds(5), &Stub::InitComm,
-                         [&](int rank) {
-                           pb::InitCommRequest request = init;
-                           request.set_rank(rank);
-                           return request;
-                         })));
+    ASSIGN_OR_RETURN(
+        const std::vector<pb::InitCommResponse> joined,
+        (Call<pb::InitCommResponse, pb::InitCommRequest>(
+            "InitComm", options_.comm_timeout + absl::Seconds(5), &Stub::InitComm, [&](int rank) {
+              pb::InitCommRequest request = init;
+              request.set_rank(rank);
+              return request;
+            })));
     for (int rank = 1; rank < world(); ++rank) {
       const uint64_t found = joined[static_cast<size_t>(rank)].self_test();
       if (found == joined[0].self_test()) continue;
@@ -389,8 +384,7 @@ class WorkerGroup::Impl {
     configure.set_term(term_);
     configure.set_epoch(epoch_);
     return Call<pb::ConfigureResponse, pb::ConfigureRequest>(
-               "Configure", options_.comm_timeout, &Stub::Configure,
-               [&](int) { return configure; })
+               "Configure", options_.comm_timeout, &Stub::Configure, [&](int) { return configure; })
         .status();
   }
 
@@ -476,11 +470,11 @@ class WorkerGroup::Impl {
     for (int rank = 0; rank < world(); ++rank) {
       const pb::StepResult& found = results[static_cast<size_t>(rank)];
       if (found.step_id() != last_received_ || found.epoch() != epoch_) {
-        return RankError(rank, "StepStream",
-                         absl::InternalError(absl::StrCat(
-                             "a result of step ", last_received_, " of epoch ", epoch_,
-                             " was expected, found step ", found.step_id(), " of epoch ",
-                             found.epoch())));
+        return RankError(
+            rank, "StepStream",
+            absl::InternalError(absl::StrCat("a result of step ", last_received_, " of epoch ",
+                                             epoch_, " was expected, found step ", found.step_id(),
+                                             " of epoch ", found.epoch())));
       }
       const pb::StepResult& first = results[0];
       const bool same_batch = found.batch_digest() == first.batch_digest();
@@ -590,8 +584,7 @@ absl::StatusOr<std::vector<pb::GetInfoResponse>> WorkerGroup::GetInfo() {
 
 absl::StatusOr<std::vector<pb::HealthResponse>> WorkerGroup::Health(absl::Duration timeout) {
   return impl_->Call<pb::HealthResponse, pb::HealthRequest>(
-      "Health", timeout, &pb::WorkerService::Stub::Health,
-      [](int) { return pb::HealthRequest(); });
+      "Health", timeout, &pb::WorkerService::Stub::Health, [](int) { return pb::HealthRequest(); });
 }
 
 absl::StatusOr<std::vector<pb::GetStatsResponse>> WorkerGroup::GetStats() {

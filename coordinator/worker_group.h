@@ -1,6 +1,7 @@
-// WorkerGroup: the ranks of one model replica, over gRPC. Brings them from "process listens" to "steps
-// can run" and carries steps. Load, Join, Send, Receive and Shutdown are called by one thread at a time;
-// Wake and the queries (GetInfo, Health, GetStats, ProbeLinear) by any thread at any time.
+// WorkerGroup: the ranks of one model replica, over gRPC. Brings them from "process listens" to
+// "steps can run" and carries steps. Load, Join, Send, Receive and Shutdown are called by one
+// thread at a time; Wake and the queries (GetInfo, Health, GetStats, ProbeLinear) by any thread at
+// any time.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,11 @@ class WorkerGroup : public StepTransport {
 
   int world() const;
 
-  // Waits for every rank to answer GetInfo, then loads all ranks at once. On failure the status names the
-  // rank, its address, the phase and the cause; the other ranks are told to stop. Results in rank order.
-  absl::StatusOr<std::vector<worker::v1::LoadModelResult>> Load(uint64_t term, const ProgressFn& progress);
+  // Waits for every rank to answer GetInfo, then loads all ranks at once. On failure the status
+  // names the rank, its address, the phase and the cause; the other ranks are told to stop. Results
+  // in rank order.
+  absl::StatusOr<std::vector<worker::v1::LoadModelResult>> Load(uint64_t term,
+                                                                const ProgressFn& progress);
 
   // PrepareComm and InitComm on all ranks, Configure, and the step streams of `epoch`.
   absl::Status Join(uint64_t term, uint64_t epoch, const worker::v1::ConfigureRequest& limits);

@@ -1,5 +1,5 @@
-// WorkerGroup against fake workers on real ports: bringing ranks up, carrying steps, and naming the rank
-// that is at fault.
+// WorkerGroup against fake workers on real ports: bringing ranks up, carrying steps, and naming the
+// rank that is at fault.
 #include "coordinator/worker_group.h"
 
 #include <cstdlib>
@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "coordinator/fake_worker_service.h"
 #include "gmock/gmock.h"
@@ -148,8 +149,10 @@ TEST_F(WorkerGroupTest, WakeEndsAReceiveAndIsKept) {
 
 TEST_F(WorkerGroupTest, WaitsForARankThatComesUpLate) {
   AddWorker();
-  const std::string directory = std::getenv("TEST_TMPDIR");
-  const std::string address = "unix:" + directory + "/late.sock";
+  // TEST_TMPDIR is too long for the path of a socket.
+  char directory[] = "/tmp/late_XXXXXX";
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  const std::string address = absl::StrCat("unix:", directory, "/s");
   options_.addresses.push_back(address);
   auto late = std::make_unique<FakeWorker>();
   MakeGroup();
@@ -201,9 +204,9 @@ TEST_F(WorkerGroupTest, RefusesDifferentCheckpoints) {
   other.model_digest = 8;
   AddWorker(other);
   MakeGroup();
-  EXPECT_THAT(group_->Load(1, nullptr), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                                 AllOf(HasSubstr("rank 1"),
-                                                       HasSubstr("the same checkpoint"))));
+  EXPECT_THAT(group_->Load(1, nullptr),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rank 1"), HasSubstr("the same checkpoint"))));
 }
 
 struct JoinFault {
@@ -267,10 +270,9 @@ TEST_F(WorkerGroupTest, DigestDisagreementNamesBothRanksAndAbortsAll) {
     ASSERT_OK(group_->Send(Step(1)));
     ASSERT_OK(group_->Send(Step(2)));
     ASSERT_OK(Receive());
-    EXPECT_THAT(Receive(),
-                StatusIs(absl::StatusCode::kInternal,
-                         AllOf(HasSubstr("step 2: ranks 0"), HasSubstr("and 2 ("),
-                               HasSubstr(batch ? "batch digest" : "result digest"))));
+    EXPECT_THAT(Receive(), StatusIs(absl::StatusCode::kInternal,
+                                    AllOf(HasSubstr("step 2: ranks 0"), HasSubstr("and 2 ("),
+                                          HasSubstr(batch ? "batch digest" : "result digest"))));
     ExpectAllAborted();
   }
 }
@@ -293,8 +295,8 @@ TEST_F(WorkerGroupTest, AStreamThatAWorkerEndsIsAFailure) {
   AddWorker(ends);
   LoadAndJoin();
   ASSERT_OK(group_->Send(Step(1)));
-  EXPECT_THAT(Receive(), StatusIs(absl::StatusCode::kUnavailable,
-                                  HasSubstr("the worker ended the stream")));
+  EXPECT_THAT(Receive(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("the worker ended the stream")));
   ExpectAllAborted();
 }
 

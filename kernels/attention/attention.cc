@@ -31,17 +31,21 @@ struct PrepareProblem {
 };
 
 float ReadScalar(const ConstTensorView& view, int64_t i) {
-  return view.dtype == DType::kBF16 ? ToFloat(view.row<BF16>(i)[0]) : view.row<float>(i)[0];
+  return view.dtype == DType::kBF16 ? ToFloat(static_cast<const BF16*>(view.data)[i])
+                                    : static_cast<const float*>(view.data)[i];
 }
 
-// x = round(x / rms(x) * (offset + w))
+// offset + w of a norm; nothing without one.
+void LoadNorm(const AttentionParams& p, const ConstTensorView& weight, float* w) {
+  if (!p.qk_norm) return;
+  for (int64_t i = 0; i < p.head_dim; ++i) w[i] = p.norm_weight_offset + ReadScalar(weight, i);
+}
+
+// x = round(x / rms(x) * w)
 template <typename Act>
-void NormHead(const AttentionParams& p, const ConstTensorView& weight, float* x) {
+void NormHead(const AttentionParams& p, const float* w, float* x) {
   const float scale = RmsScale(x, p.head_dim, p.norm_eps);
-  for (int64_t i = 0; i < p.head_dim; ++i) {
-    const float w = p.norm_weight_offset + ReadScalar(weight, i);
-    x[i] = ToFloat(FromFloat<Act>(x[i] * scale * w));
-  }
+  for (int64_t i = 0; i < p.head_dim; ++i) x[i] = ToFloat(FromFloat<Act>(x[i] * scale * w[i]));
 }
 
 // Rotates the pairs (i, i + rotary_dim / 2), rounded.
@@ -62,17 +66,21 @@ void PrepareRow(const PrepareProblem& p, int64_t t) {
   const int64_t dim = params.head_dim;
   const int64_t position = batch.positions.row<int32_t>(0)[t];
   float sine[kMaxHeadDim / 2], cosine[kMaxHeadDim / 2], x[kMaxHeadDim];
+  float q_norm[kMaxHeadDim], k_norm[kMaxHeadDim];
+  LoadNorm(params, p.q_norm, q_norm);
+  LoadNorm(params, p.k_norm, k_norm);
+  const float* inv_freq = static_cast<const float*>(p.inv_freq.data);
   for (int64_t i = 0; i < params.rotary_dim / 2; ++i) {
-    SinCos(static_cast<float>(position) * p.inv_freq.row<float>(i)[0], &sine[i], &cosine[i]);
+    SinCos(static_cast<float>(position) * inv_freq[i], &sine[i], &cosine[i]);
   }
-  const auto load = [&](const Act* from, const ConstTensorView& weight) {
+  const auto load = [&](const Act* from, const float* weight) {
     for (int64_t i = 0; i < dim; ++i) x[i] = ToFloat(from[i]);
     if (params.qk_norm) NormHead<Act>(params, weight, x);
     RopeHead<Act>(params, sine, cosine, x);
   };
   const int64_t head_stride = params.output_gate ? 2 * dim : dim;
   for (int64_t h = 0; h < params.num_q_heads; ++h) {
-    load(p.q_and_gate.row<Act>(t) + h * head_stride, p.q_norm);
+    load(p.q_and_gate.row<Act>(t) + h * head_stride, q_norm);
     Act* out = p.q_out.row<Act>(t) + h * dim;
     for (int64_t i = 0; i < dim; ++i) out[i] = FromFloat<Act>(x[i]);
   }
@@ -80,7 +88,7 @@ void PrepareRow(const PrepareProblem& p, int64_t t) {
   const int64_t block = batch.block_table.row<int32_t>(sequence)[position / kGrid];
   for (int64_t h = 0; h < params.num_kv_heads; ++h) {
     const int64_t offset = (h * kGrid + position % kGrid) * dim;
-    load(p.k.row<Act>(t) + h * dim, p.k_norm);
+    load(p.k.row<Act>(t) + h * dim, k_norm);
     Cache* key = p.cache.keys.row<Cache>(block) + offset;
     for (int64_t i = 0; i < dim; ++i) key[i] = FromFloat<Cache>(x[i]);
     const Act* v = p.v.row<Act>(t) + h * dim;

@@ -13,11 +13,12 @@
 namespace lockstep {
 
 struct AttentionParams {
-  int64_t num_q_heads = 0;   // of this rank
-  int64_t num_kv_heads = 0;  // of this rank; query head h uses kv head h / (num_q_heads / num_kv_heads)
+  int64_t num_q_heads = 0;  // of this rank
+  int64_t num_kv_heads =
+      0;  // of this rank; query head h uses kv head h / (num_q_heads / num_kv_heads)
   int64_t head_dim = 0;
-  int64_t rotary_dim = 0;    // R <= head_dim, even; 0: no positional encoding. Pairs are (i, i + R/2)
-  float scale = 0.0f;        // of the scores, head_dim^-0.5
+  int64_t rotary_dim = 0;  // R <= head_dim, even; 0: no positional encoding. Pairs are (i, i + R/2)
+  float scale = 0.0f;      // of the scores, head_dim^-0.5
   bool output_gate = false;  // q projection rows are, per head, [q | gate]
   bool qk_norm = false;
   float norm_eps = 1e-6f;
@@ -25,10 +26,12 @@ struct AttentionParams {
 };
 
 // Prepares queries and writes the step's keys and values into the cache:
-//   q = rope(norm(q)), k = rope(norm(k)), both rounded to their dtypes after each of the two; v as is.
-// q_and_gate [T, Hq * (gate ? 2 : 1) * hd]; k, v [T, Hkv * hd]; q_norm, k_norm [hd] F32 or BF16 (ignored
-// without qk_norm); inv_freq F32 [R / 2]; q_out [T, Hq * hd]. Activations are F32 or BF16, one dtype.
-// The angle is the F32 product float(position) * inv_freq[i]; its sine and cosine are exact to F32.
+//   q = rope(norm(q)), k = rope(norm(k)), both rounded to their dtypes after each of the two; v as
+//   is.
+// q_and_gate [T, Hq * (gate ? 2 : 1) * hd]; k, v [T, Hkv * hd]; q_norm, k_norm [hd] F32 or BF16
+// (ignored without qk_norm); inv_freq F32 [R / 2]; q_out [T, Hq * hd]. Activations are F32 or BF16,
+// one dtype. The angle is the F32 product float(position) * inv_freq[i]; its sine and cosine are
+// exact to F32.
 absl::Status RopeAndCacheWrite(ExecContext* ctx, const ForwardBatch& batch,
                                const AttentionParams& params, ConstTensorView q_and_gate,
                                ConstTensorView k, ConstTensorView v, ConstTensorView q_norm,

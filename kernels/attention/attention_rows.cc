@@ -1,6 +1,6 @@
-// Attention of one query row over its key blocks, ascending. A score has sixteen lanes (dimension mod
-// 16, ascending, one fused multiply-add each) and one tree; an output element takes its values in
-// ascending position with one fused multiply-add each. The running maximum, sum and output are
+// Attention of one query row over its key blocks, ascending. A score has sixteen lanes (dimension
+// mod 16, ascending, one fused multiply-add each) and one tree; an output element takes its values
+// in ascending position with one fused multiply-add each. The running maximum, sum and output are
 // rescaled once per block.
 #include "kernels/attention/attention_rows.h"
 

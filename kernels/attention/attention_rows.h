@@ -1,5 +1,5 @@
-// The vector loops of the attention's CPU arm, one set of functions per instruction set. Plain structs
-// of pointers; the host entries check them.
+// The vector loops of the attention's CPU arm, one set of functions per instruction set. Plain
+// structs of pointers; the host entries check them.
 #pragma once
 
 #include <cstdint>

@@ -60,7 +60,8 @@ TEST(Log1p, KeepsSmallArguments) {
 
 TEST(Softplus, MatchesDoubleOnBothSides) {
   for (float x = -80; x < 80; x += 0.37f) {
-    const double want = std::log1p(std::exp(-std::fabs(static_cast<double>(x)))) + std::max(x, 0.0f);
+    const double want =
+        std::log1p(std::exp(-std::fabs(static_cast<double>(x)))) + std::max(x, 0.0f);
     EXPECT_NEAR(Softplus(x), want, 5e-7 * want) << x;
   }
 }

@@ -58,8 +58,7 @@ void Run(const ConvProblem& p, int64_t sequence, int64_t begin, int64_t count) {
   }
   const int64_t lanes = (count + 15) / 16 * 16;
   for (int64_t t = batch.row_offsets[sequence]; t < batch.row_offsets[sequence + 1]; ++t) {
-    LoadRow(static_cast<const Act*>(p.x) + t * p.x_stride + begin, count,
-            window.rows[window.next]);
+    LoadRow(static_cast<const Act*>(p.x) + t * p.x_stride + begin, count, window.rows[window.next]);
     window.next = (window.next + 1) % p.width;
     ++position;
     float y[kConvChannels];
@@ -73,10 +72,10 @@ void Run(const ConvProblem& p, int64_t sequence, int64_t begin, int64_t count) {
     StoreRow(y, count, static_cast<Act*>(p.y) + t * p.y_stride + begin);
     for (int64_t s = 0; s < batch.num_snapshots; ++s) {
       if (batch.snapshot_sequence[s] == sequence && batch.snapshot_position[s] == position) {
-        StoreHistory(&window,
-                     static_cast<Act*>(p.conv_snapshot) + batch.snapshot_slot[s] * history_size +
-                         begin,
-                     p.channels, count);
+        StoreHistory(
+            &window,
+            static_cast<Act*>(p.conv_snapshot) + batch.snapshot_slot[s] * history_size + begin,
+            p.channels, count);
       }
     }
   }

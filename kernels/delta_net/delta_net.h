@@ -1,19 +1,19 @@
 // Gated delta net in the replay form (numerics N6). A slot keeps the state of the last grid point,
 // read-only between grid points, and the rows since (normalized key, corrected value d, cumulative
-// gate). Row j of the open chunk, in prefill and in decode alike, with G_j = g_0 + ... + g_j added row
-// by row from the grid point, per value head with its key head:
+// gate). Row j of the open chunk, in prefill and in decode alike, with G_j = g_0 + ... + g_j added
+// row by row from the grid point, per value head with its key head:
 //   d_j = beta_j * (v_j - exp(G_j) S k_j - sum_{i<j} exp(G_j - G_i) (k_i . k_j) d_i)
 //   o_j =               exp(G_j) S q_j + sum_{i<=j} exp(G_j - G_i) (k_i . q_j) d_i
 // and at the grid point, once per 64 rows:
 //   S  <- exp(G_63) S + sum_i exp(G_63 - G_i) d_i (outer) k_i
-// Sums run over i ascending. Equal to the recurrence S = exp(g) S; d = beta (v - S k); S += d (outer) k;
-// o = S q in exact arithmetic.
+// Sums run over i ascending. Equal to the recurrence S = exp(g) S; d = beta (v - S k); S += d
+// (outer) k; o = S q in exact arithmetic.
 //
-// A sequence that starts at position 0 starts from zero states, whatever its slot holds: a slot needs
-// no clearing between sequences. A sequence that starts at a grid point needs `conv` and `state` there
-// (a restored snapshot) and nothing in the rings.
-// Limits: Dk and Dv are multiples of 16 up to 256, conv_width is 2 to 8. A sequence's rows and heads
-// depend on nothing but its own slot and rows.
+// A sequence that starts at position 0 starts from zero states, whatever its slot holds: a slot
+// needs no clearing between sequences. A sequence that starts at a grid point needs `conv` and
+// `state` there (a restored snapshot) and nothing in the rings. Limits: Dk and Dv are multiples of
+// 16 up to 256, conv_width is 2 to 8. A sequence's rows and heads depend on nothing but its own
+// slot and rows.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct DeltaNetParams {
   int64_t k_dim = 0;        // Dk
   int64_t v_dim = 0;        // Dv
   int64_t conv_width = 4;
-  float norm_eps = 1e-6f;   // of the output norm
+  float norm_eps = 1e-6f;  // of the output norm
   OutputGate output_gate = OutputGate::kSilu;
 
   int64_t conv_channels() const { return 2 * num_k_heads * k_dim + num_v_heads * v_dim; }
@@ -41,18 +41,18 @@ struct DeltaNetParams {
 
 // States of one layer for all slots, and their snapshots. C = conv_channels().
 struct DeltaNetState {
-  TensorView conv;            // act [slots, conv_width - 1, C] raw inputs before the next row, oldest first
-  TensorView state;           // F32 [slots, Hv, Dv, Dk] at the last grid point
-  TensorView ring_k;          // F32 [slots, kGrid, Hk * Dk]
-  TensorView ring_d;          // F32 [slots, kGrid, Hv * Dv]
-  TensorView ring_g;          // F32 [slots, kGrid, Hv] cumulative gate G_j
+  TensorView conv;    // act [slots, conv_width - 1, C] raw inputs before the next row, oldest first
+  TensorView state;   // F32 [slots, Hv, Dv, Dk] at the last grid point
+  TensorView ring_k;  // F32 [slots, kGrid, Hk * Dk]
+  TensorView ring_d;  // F32 [slots, kGrid, Hv * Dv]
+  TensorView ring_g;  // F32 [slots, kGrid, Hv] cumulative gate G_j
   TensorView conv_snapshot;   // act [snapshots, conv_width - 1, C]
   TensorView state_snapshot;  // F32 [snapshots, Hv, Dv, Dk]
 };
 
-// y[t] = round(silu(sum_j w[c, j] x[t - (width-1) + j])) per channel; history comes from the slot, which
-// then holds the last raw inputs. Snapshots named by the batch get the raw inputs before their grid
-// point. x, y [T, C] act dtype; weight [C, width] F32 or BF16.
+// y[t] = round(silu(sum_j w[c, j] x[t - (width-1) + j])) per channel; history comes from the slot,
+// which then holds the last raw inputs. Snapshots named by the batch get the raw inputs before
+// their grid point. x, y [T, C] act dtype; weight [C, width] F32 or BF16.
 absl::Status CausalConv(ExecContext* ctx, const ForwardBatch& batch, const DeltaNetParams& params,
                         ConstTensorView x, ConstTensorView weight, const DeltaNetState& state,
                         TensorView y);

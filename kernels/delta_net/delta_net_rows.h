@@ -1,5 +1,5 @@
-// The vector loops of the gated delta net's CPU arm, one set of functions per instruction set. Plain
-// structs of pointers; the host entries check them.
+// The vector loops of the gated delta net's CPU arm, one set of functions per instruction set.
+// Plain structs of pointers; the host entries check them.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 namespace lockstep {
 
 constexpr int64_t kMaxConvWidth = 8;
-constexpr int64_t kConvChannels = 64;       // channels of one unit of work
-constexpr int64_t kMaxDeltaNetDim = 256;    // of keys and values
+constexpr int64_t kConvChannels = 64;     // channels of one unit of work
+constexpr int64_t kMaxDeltaNetDim = 256;  // of keys and values
 constexpr int64_t kDeltaNetGrid = 64;
 
 // The batch as these loops read it: see ForwardBatch.
@@ -70,12 +70,12 @@ struct DeltaNetProblem {
   float norm_eps = 0.0f;
 };
 
-#define LOCKSTEP_DECLARE_DELTA_NET(isa)                                                       \
-  namespace isa {                                                                             \
+#define LOCKSTEP_DECLARE_DELTA_NET(isa)                                                        \
+  namespace isa {                                                                              \
   /* All rows of one sequence, channels [begin, begin + count) with count <= kConvChannels. */ \
-  void ConvUnit(const ConvProblem& problem, int64_t sequence, int64_t begin, int64_t count);  \
-  /* All rows of one sequence for one key head and its value heads. */                        \
-  void DeltaNetUnit(const DeltaNetProblem& problem, int64_t sequence, int64_t k_head);        \
+  void ConvUnit(const ConvProblem& problem, int64_t sequence, int64_t begin, int64_t count);   \
+  /* All rows of one sequence for one key head and its value heads. */                         \
+  void DeltaNetUnit(const DeltaNetProblem& problem, int64_t sequence, int64_t k_head);         \
   }
 LOCKSTEP_DECLARE_DELTA_NET(generic)
 LOCKSTEP_DECLARE_DELTA_NET(avx2)

@@ -12,12 +12,12 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::ArmContext;
 using testing::ArmTensor;
 using testing::BatchBuilder;
 using testing::Chunk;
 using testing::DryRunContext;
+using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::Rounded;
 using testing::Snapshot;
@@ -112,8 +112,8 @@ std::vector<std::vector<float>> Step(ArmContext* context, const DeltaNetParams& 
   CHECK_OK(CausalConv(context->get(), builder.batch(), p, x_t.view(), w.conv_weight.view(),
                       caches.view(), y.view()));
   CHECK_OK(GatedDeltaNet(context->get(), builder.batch(), p, y.view(), z_t.view(), b_t.view(),
-                         a_t.view(), w.a_log.view(), w.dt_bias.view(), w.norm.view(),
-                         caches.view(), out.view()));
+                         a_t.view(), w.a_log.view(), w.dt_bias.view(), w.norm.view(), caches.view(),
+                         out.view()));
   std::vector<std::vector<float>> results;
   int64_t row = 0;
   for (const Part& part : parts) {
@@ -281,14 +281,14 @@ TEST(DeltaNet, BatchMatesAndInstructionSetsChangeNothing) {
     ArmContext context(2);
     const Caches caches(p, DType::kF32);
     std::vector<float> got_one, got_two;
-    for (const auto& rows : std::vector<std::pair<int32_t, int32_t>>{
-             {7, 1}, {1, 100}, {120, 1}, {1, 27}, {71, 71}}) {
+    for (const auto& rows :
+         std::vector<std::pair<int32_t, int32_t>>{{7, 1}, {1, 100}, {120, 1}, {1, 27}, {71, 71}}) {
       const int32_t start_one = static_cast<int32_t>(got_one.size()) / 96;
       const int32_t start_two = static_cast<int32_t>(got_two.size()) / 96;
-      const auto out = Step(&context, p, DType::kF32,
-                            {{&two, {2, start_two, rows.second, {}}},
-                             {&one, {0, start_one, rows.first, {}}}},
-                            caches);
+      const auto out =
+          Step(&context, p, DType::kF32,
+               {{&two, {2, start_two, rows.second, {}}}, {&one, {0, start_one, rows.first, {}}}},
+               caches);
       got_two.insert(got_two.end(), out[0].begin(), out[0].end());
       got_one.insert(got_one.end(), out[1].begin(), out[1].end());
     }
@@ -313,8 +313,7 @@ TEST(DeltaNet, RestoredSnapshotsContinueBitForBit) {
       for (int32_t point : {64, 128, 192}) {
         if (start < point && point <= start + rows) snapshots.push_back({0, point, point / 64});
       }
-      const auto out =
-          Step(&context, p, act, {{&inputs, {1, start, rows, {}}}}, caches, snapshots);
+      const auto out = Step(&context, p, act, {{&inputs, {1, start, rows, {}}}}, caches, snapshots);
       want.insert(want.end(), out[0].begin(), out[0].end());
       start += rows;
     }
@@ -400,9 +399,9 @@ TEST(DeltaNet, RefusesWrongTensorsByName) {
   EXPECT_THAT(net(p, inputs.x.view()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("gated_delta_net: z is F32[2, 64], shape [2, 32] is needed")));
-  EXPECT_THAT(net(MakeParams(2, 3, 16, 16), inputs.z.view()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("3 value heads over 2 key heads")));
+  EXPECT_THAT(
+      net(MakeParams(2, 3, 16, 16), inputs.z.view()),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 value heads over 2 key heads")));
   EXPECT_THAT(net(MakeParams(1, 2, 24, 16), inputs.z.view()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("24 (keys)")));
   EXPECT_THAT(CausalConv(context.get(), builder.batch(), p, inputs.z.view(),
@@ -420,8 +419,8 @@ TEST(DeltaNet, DryRunTouchesNothing) {
   const TensorView z(nullptr, DType::kF32, {2, 32}), b(nullptr, DType::kF32, {2, 2});
   const TensorView h(nullptr, DType::kF32, {2}), n(nullptr, DType::kF32, {16});
   EXPECT_OK(CausalConv(context.get(), builder.batch(), p, x, w, caches.view(), x));
-  EXPECT_OK(GatedDeltaNet(context.get(), builder.batch(), p, x, z, b, b, h, h, n, caches.view(),
-                          z));
+  EXPECT_OK(
+      GatedDeltaNet(context.get(), builder.batch(), p, x, z, b, b, h, h, n, caches.view(), z));
 }
 
 }  // namespace

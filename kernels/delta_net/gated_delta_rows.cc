@@ -1,6 +1,6 @@
-// The replay form of the gated delta net, row after row, for one sequence and one key head. Sums over
-// a head dimension have sixteen lanes (index mod 16, ascending, one fused multiply-add each) and one
-// tree; sums over the rows of the open chunk ascend with one fused multiply-add per row.
+// The replay form of the gated delta net, row after row, for one sequence and one key head. Sums
+// over a head dimension have sixteen lanes (index mod 16, ascending, one fused multiply-add each)
+// and one tree; sums over the rows of the open chunk ascend with one fused multiply-add per row.
 #include <cstring>
 
 #include "kernels/base/simd_math.h"
@@ -99,8 +99,8 @@ void HeadRow(const DeltaNetProblem& p, const Row& row, const Head& head, int64_t
     state_k[v] = Dot(head.state + v * p.k_dim, row.k, p.k_dim);
     state_q[v] = Dot(head.state + v * p.k_dim, row.q, p.k_dim);
   }
-  const Act* values = static_cast<const Act*>(p.qkv) + t * p.qkv_stride +
-                      2 * p.num_k_heads * p.k_dim + h * p.v_dim;
+  const Act* values =
+      static_cast<const Act*>(p.qkv) + t * p.qkv_stride + 2 * p.num_k_heads * p.k_dim + h * p.v_dim;
   float o[kMaxDeltaNetDim];
   F32x16 squares = Zero();
   for (int64_t v = 0; v < p.v_dim; v += 16) {
@@ -136,7 +136,8 @@ void FoldHead(const DeltaNetProblem& p, const Head& head, const float* keys, int
   Decays(head, last, decay);
   const float from_grid = Exp(head.g[last * head.g_stride]);
   for (int64_t v = 0; v < p.v_dim; ++v) {
-    for (int64_t i = 0; i < kDeltaNetGrid; ++i) weight[i] = decay[i] * head.d[i * head.d_stride + v];
+    for (int64_t i = 0; i < kDeltaNetGrid; ++i)
+      weight[i] = decay[i] * head.d[i * head.d_stride + v];
     float* state = head.state + v * p.k_dim;
     for (int64_t c = 0; c < p.k_dim; c += 16) {
       F32x16 sum = Mul(Set(from_grid), Load(state + c));
@@ -187,7 +188,8 @@ void Run(const DeltaNetProblem& p, int64_t sequence, int64_t k_head) {
       FoldHead(p, HeadOf(p, slot, h), keys, k_stride);
     }
     for (int64_t s = 0; s < batch.num_snapshots; ++s) {
-      if (batch.snapshot_sequence[s] != sequence || batch.snapshot_position[s] != position) continue;
+      if (batch.snapshot_sequence[s] != sequence || batch.snapshot_position[s] != position)
+        continue;
       std::memcpy(p.state_snapshot +
                       (batch.snapshot_slot[s] * p.num_v_heads + first_head) * p.v_dim * p.k_dim,
                   states, static_cast<size_t>(states_size) * sizeof(float));

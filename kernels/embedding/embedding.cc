@@ -85,8 +85,8 @@ constexpr Arm<SelectProblem, SelectFn> kSelectArms[] = {
 
 absl::Status EmbeddingLookup(ExecContext* ctx, ConstTensorView tokens, ConstTensorView table,
                              int64_t vocab_begin, TensorView out) {
-  RETURN_IF_ERROR(OpCheck(*ctx, "embedding_lookup").Rank("table", table, 2).Rank("out", out, 2)
-                      .status());
+  RETURN_IF_ERROR(
+      OpCheck(*ctx, "embedding_lookup").Rank("table", table, 2).Rank("out", out, 2).status());
   RETURN_IF_ERROR(
       OpCheck(*ctx, "embedding_lookup")
           .Tensor("tokens", tokens, {DType::kI32}, {out.shape[0]})

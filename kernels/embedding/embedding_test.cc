@@ -9,10 +9,10 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::ArmContext;
 using testing::ArmTensor;
 using testing::DryRunContext;
+using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::StatusIs;
 
@@ -34,8 +34,8 @@ TEST(Embedding, LookupThenSelectOverRanksGivesTheWholeTableBitForBit) {
       ASSERT_OK(EmbeddingLookup(context.get(), tokens.view(), table.view().Rows(r * rows, rows),
                                 r * rows, part));
     }
-    ASSERT_OK(EmbeddingSelect(context.get(), tokens.view(), gathered.view(), rows,
-                              selected.view()));
+    ASSERT_OK(
+        EmbeddingSelect(context.get(), tokens.view(), gathered.view(), rows, selected.view()));
     EXPECT_EQ(whole.GetBytes(), selected.GetBytes());
     const std::vector<float> got = whole.Get();
     EXPECT_TRUE(std::signbit(got[0]));
@@ -78,8 +78,8 @@ TEST(Embedding, DryRunTouchesNothing) {
   DryRunContext context;
   const TensorView tokens(nullptr, DType::kI32, {2}), x(nullptr, DType::kF32, {2, 32});
   EXPECT_OK(EmbeddingLookup(context.get(), tokens, x, 0, x));
-  EXPECT_OK(EmbeddingSelect(context.get(), tokens, TensorView(nullptr, DType::kF32, {1, 2, 32}), 2,
-                            x));
+  EXPECT_OK(
+      EmbeddingSelect(context.get(), tokens, TensorView(nullptr, DType::kF32, {1, 2, 32}), 2, x));
 }
 
 }  // namespace

@@ -115,22 +115,36 @@ float ScaleAt(const GemmArgs& a, int64_t index) {
   return f;
 }
 
-int64_t BlockScaleRow(const GemmArgs& a, int64_t row) {
+// Where the scales of a group's rows begin: indices into `scales` (of a segment's column 0).
+struct RowScales {
+  int64_t index[kGroupRows];
+  bool uniform;  // all the same
+};
+
+RowScales FindRowScales(const GemmArgs& a, int64_t group, int rows) {
+  RowScales found;
+  found.uniform = true;
   const BlockRows* r = a.block_rows;
-  while (row >= r->end) ++r;
-  return r->scale_row + (r->offset + row - r->begin) / 128;
+  for (int i = 0; i < rows; ++i) {
+    const int64_t row = group * kGroupRows + i;
+    if (a.scaling == WeightScaling::kBlock128) {
+      while (row >= r->end) ++r;
+      found.index[i] = (r->scale_row + (r->offset + row - r->begin) / 128) * a.scale_columns;
+    } else {
+      found.index[i] = row;
+    }
+    found.uniform = found.uniform && found.index[i] == found.index[0];
+  }
+  return found;
 }
 
-// The weight scales of sixteen rows under one segment.
-F32x16 WeightScale(const GemmArgs& a, const KSegment& segment, int64_t group, int rows) {
+// The weight scales of a group's rows under one segment.
+F32x16 WeightScale(const GemmArgs& a, const KSegment& segment, const RowScales& where, int rows) {
   if (a.scaling == WeightScaling::kTensor) return Set(a.tensor_scale);
-  const int64_t row0 = group * kGroupRows;
+  const int64_t column = a.scaling == WeightScaling::kBlock128 ? segment.weight_scale : 0;
+  if (where.uniform) return Set(ScaleAt(a, where.index[0] + column));
   float s[kGroupRows] = {};
-  for (int i = 0; i < rows; ++i) {
-    s[i] = a.scaling == WeightScaling::kChannel
-               ? ScaleAt(a, row0 + i)
-               : ScaleAt(a, BlockScaleRow(a, row0 + i) * a.scale_columns + segment.weight_scale);
-  }
+  for (int i = 0; i < rows; ++i) s[i] = ScaleAt(a, where.index[i] + column);
   return Load(s);
 }
 
@@ -182,7 +196,13 @@ void Tile(const GemmArgs& a, int64_t group, int64_t token, const float* x, int64
   weights.rows = kPartial ? static_cast<int>(a.n - group * kGroupRows) : kGroupRows;
   for (int g = 0; g < kGroups; ++g) {
     weights.codes[g] = a.codes + (group + g) * kGroupRows * RowBytes<Format>::Of(a.k);
-    weights.block16_scales[g] = a.block16_scales + (group + g) * kGroupRows * (a.k / 16);
+    weights.block16_scales[g] = a.block16_scales == nullptr
+                                    ? nullptr
+                                    : a.block16_scales + (group + g) * kGroupRows * (a.k / 16);
+  }
+  RowScales row_scales[kGroups];
+  if (a.scaling == WeightScaling::kChannel || a.scaling == WeightScaling::kBlock128) {
+    for (int g = 0; g < kGroups; ++g) row_scales[g] = FindRowScales(a, group + g, weights.rows);
   }
   alignas(64) float sums[kMaxShards][kGroups * kTokens][16];
   int64_t shard = -1;
@@ -201,7 +221,7 @@ void Tile(const GemmArgs& a, int64_t group, int64_t token, const float* x, int64
     for (int g = 0; g < kGroups; ++g) {
       const F32x16 weight_scale = a.scaling == WeightScaling::kNone
                                       ? Zero()
-                                      : WeightScale(a, segment, group + g, weights.rows);
+                                      : WeightScale(a, segment, row_scales[g], weights.rows);
 #pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) {
         const float* act_scale =

@@ -239,7 +239,7 @@ float Reference(const Weight& w, const float* x, int64_t n) {
       if (c.scaling == WeightScaling::kBlock128) end = std::min(end, (begin / 128 + 1) * 128);
       float amax = 0.0f;
       for (int64_t k = group_begin; k < group_end; ++k) amax = std::max(amax, std::fabs(x[k]));
-      const float act_scale = std::max(amax, 1e-10f) / 448.0f;
+      const float act_scale = std::max(amax, 1e-10f) * (1.0f / 448.0f);
       float acc = 0.0f;
       for (int64_t k = begin; k < end; ++k) {
         const float xk = c.act_group == 0 ? x[k] : E4M3ToFloat(FloatToE4M3(x[k] / act_scale));

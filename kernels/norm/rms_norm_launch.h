@@ -10,8 +10,8 @@ namespace lockstep {
 // Everything that both functions of rms_norm.h need. `bf16` tells the dtype of x, residual and y,
 // `weight_bf16` that of the weight; strides are in elements.
 struct RmsNormProblem {
-  const void* x = nullptr;     // [rows, dim]; unused when delta is set
-  void* residual = nullptr;    // [rows, dim] with delta: read and written
+  const void* x = nullptr;       // [rows, dim]; unused when delta is set
+  void* residual = nullptr;      // [rows, dim] with delta: read and written
   const float* delta = nullptr;  // [rows, dim] or null
   const void* weight = nullptr;
   void* y = nullptr;
@@ -26,8 +26,8 @@ struct RmsNormProblem {
   float weight_offset = 0.0f;
 };
 
-// One block per row. The sum of squares has 256 lanes (index mod 256, ascending), joined by one tree,
-// for every row count and width.
+// One block per row. The sum of squares has 256 lanes (index mod 256, ascending), joined by one
+// tree, for every row count and width.
 LaunchStatus LaunchRmsNorm(const RmsNormProblem& problem, void* stream);
 
 }  // namespace lockstep

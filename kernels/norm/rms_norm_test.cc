@@ -9,10 +9,10 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::ArmContext;
 using testing::ArmTensor;
 using testing::DryRunContext;
+using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::Rounded;
 using testing::StatusIs;
@@ -77,8 +77,8 @@ TEST_P(RmsNormTest, AddRoundsTheResidualAndNormalizesTheRoundedValue) {
   std::vector<float> sum(residual.size());
   for (size_t i = 0; i < sum.size(); ++i) sum[i] = residual[i] + delta[i];
   EXPECT_EQ(residual_tensor.Get(), Rounded(sum, c.act));
-  ASSERT_OK(RmsNorm(context.get(), residual_tensor.view(), w_tensor.view(), params,
-                    separate.view()));
+  ASSERT_OK(
+      RmsNorm(context.get(), residual_tensor.view(), w_tensor.view(), params, separate.view()));
   EXPECT_EQ(fused.GetBytes(), separate.GetBytes());
 }
 
@@ -100,8 +100,8 @@ TEST(RmsNorm, RowsDoNotDependOnTheirNumberNorOnThreads) {
   ArmContext one(1);
   ArmTensor alone(DType::kF32, {rows, dim});
   for (int64_t r = 0; r < rows; ++r) {
-    ASSERT_OK(RmsNorm(one.get(), x_tensor.view().Rows(r, 1), w.view(), {},
-                      alone.view().Rows(r, 1)));
+    ASSERT_OK(
+        RmsNorm(one.get(), x_tensor.view().Rows(r, 1), w.view(), {}, alone.view().Rows(r, 1)));
   }
   EXPECT_EQ(y.GetBytes(), alone.GetBytes());
   EXPECT_EQ(two.op_launches(), 1);

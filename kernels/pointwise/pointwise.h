@@ -10,8 +10,8 @@ namespace lockstep {
 // residual = round(f32(residual) + delta). residual [T, D] F32 or BF16; delta [T, D] F32.
 absl::Status AddResidual(ExecContext* ctx, TensorView residual, ConstTensorView delta);
 
-// out = round(silu(gate) * up) on the F32 sums (numerics N4). gate, up [T, I] F32; out [T, I] F32 or
-// BF16.
+// out = round(silu(gate) * up) on the F32 sums (numerics N4). gate, up [T, I] F32; out [T, I] F32
+// or BF16.
 absl::Status SwiGlu(ExecContext* ctx, ConstTensorView gate, ConstTensorView up, TensorView out);
 
 }  // namespace lockstep

@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-#define LOCKSTEP_DECLARE_POINTWISE(isa)                                         \
-  namespace isa {                                                               \
-  /* Rows [begin, end) of the problem. */                                       \
-  void SwiGluRows(const SwiGluProblem& problem, int64_t begin, int64_t end);    \
+#define LOCKSTEP_DECLARE_POINTWISE(isa)                                      \
+  namespace isa {                                                            \
+  /* Rows [begin, end) of the problem. */                                    \
+  void SwiGluRows(const SwiGluProblem& problem, int64_t begin, int64_t end); \
   }
 LOCKSTEP_DECLARE_POINTWISE(generic)
 LOCKSTEP_DECLARE_POINTWISE(avx2)

@@ -1,14 +1,24 @@
 // The host entries of activation quantization and their CPU arm.
 #include "kernels/quantize/quantize.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/quantize/quantize_args.h"
+#include "kernels/runtime/cpu_isa.h"
 
 namespace lockstep {
+namespace generic {
+void QuantizeRow(const QuantizeRowArgs& args);
+}
+namespace avx2 {
+void QuantizeRow(const QuantizeRowArgs& args);
+}
+namespace avx512 {
+void QuantizeRow(const QuantizeRowArgs& args);
+}
+
 namespace {
 
 // One call: either a rule or a static scale.
@@ -19,38 +29,36 @@ struct Request {
   ActGroups groups;
 };
 
-float DynamicScale(ActScaleRule rule, float amax) {
-  return rule == ActScaleRule::kPerToken ? std::max(amax / 448.0f, 1.0f / (448.0f * 512.0f))
-                                         : std::max(amax, 1e-10f) / 448.0f;
-}
+using RowFn = void (*)(const QuantizeRowArgs&);
 
-template <typename T>
-void QuantizeRow(const Request& request, const T* x, int64_t k, uint8_t* codes, float* scales) {
-  for (int64_t shard = 0; shard < k; shard += request.groups.shard_size) {
-    const int64_t shard_end = shard + request.groups.shard_size;
-    for (int64_t begin = shard; begin < shard_end; begin += request.groups.group) {
-      const int64_t end = std::min(begin + request.groups.group, shard_end);
-      float scale = request.static_scale;
-      if (!request.is_static) {
-        float amax = 0.0f;
-        for (int64_t i = begin; i < end; ++i) amax = std::max(amax, std::fabs(ToFloat(x[i])));
-        scale = DynamicScale(request.rule, amax);
-      }
-      for (int64_t i = begin; i < end; ++i) codes[i] = FloatToE4M3(ToFloat(x[i]) / scale);
-      *scales++ = scale;
-    }
+RowFn RowOf(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::kGeneric:
+      return generic::QuantizeRow;
+    case CpuIsa::kAvx2:
+      return avx2::QuantizeRow;
+    case CpuIsa::kAvx512:
+      return avx512::QuantizeRow;
   }
+  return generic::QuantizeRow;
 }
 
 absl::Status QuantizeCpu(ExecContext* ctx, const Request& request, ConstTensorView x,
                          TensorView codes, TensorView scales) {
-  const int64_t k = x.shape[1];
+  QuantizeRowArgs row;
+  row.x_bf16 = x.dtype == DType::kBF16;
+  row.k = x.shape[1];
+  row.shard_size = request.groups.shard_size;
+  row.group = request.groups.group;
+  row.scale_rule = request.is_static ? 0 : request.rule == ActScaleRule::kPerToken ? 1 : 2;
+  row.static_scale = request.static_scale;
+  const RowFn quantize = RowOf(GetCpuIsa());
   ctx->pool->ParallelFor(x.rows(), [&](int64_t t) {
-    if (x.dtype == DType::kF32) {
-      QuantizeRow(request, x.row<float>(t), k, codes.row<uint8_t>(t), scales.row<float>(t));
-    } else {
-      QuantizeRow(request, x.row<BF16>(t), k, codes.row<uint8_t>(t), scales.row<float>(t));
-    }
+    QuantizeRowArgs args = row;
+    args.x = x.Rows(t, 1).data;
+    args.codes = codes.row<uint8_t>(t);
+    args.scales = scales.row<float>(t);
+    quantize(args);
   });
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 // Quantization of activations to E4M3 codes with F32 scales (numerics N9). All arithmetic is F32:
 //   code = e4m3(x / scale), saturating at +-448; a NaN gives the NaN code.
-// Formulas of the scales: models-qwen3_5-nemotronh-llama.md 5.3.
+// Formulas of the scales: models-qwen3_5-nemotronh-llama.md 5.3, with amax / 448 evaluated as
+// amax * f32(1 / 448), which is what gives the bits of the stored reference outputs.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ struct ActGroups {
 };
 
 enum class ActScaleRule {
-  kPerToken,  // max(amax / 448, 1 / (448 * 512))
-  kBlock128,  // max(amax, 1e-10) / 448
+  kPerToken,  // max(amax * r, r / 512), r = f32(1 / 448)
+  kBlock128,  // max(amax, 1e-10) * r
 };
 
 // x [T, K] F32 or BF16; codes U8 [T, K]; scales F32 [T, groups.Count(K)]. K is a multiple of

@@ -1,6 +1,6 @@
-// Arm table: the implementations of one op, best first, as constexpr rows. ChooseArm takes the first
-// one that can run the problem on the device that was asked for; when none can, the status names
-// every arm with its reason. Nothing registers itself and nothing falls back in silence.
+// Arm table: the implementations of one op, best first, as constexpr rows. ChooseArm takes the
+// first one that can run the problem on the device that was asked for; when none can, the status
+// names every arm with its reason. Nothing registers itself and nothing falls back in silence.
 //
 //   constexpr Arm<Problem, RunFn> kArms[] = {
 //       {"sm90", DeviceType::kCuda, CannotRunSm90, RunSm90},

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// Zeroed, 64-byte aligned. ResourceExhausted names the device and the bytes asked for; Unimplemented
-// when this build has no such device.
+// Zeroed, 64-byte aligned. ResourceExhausted names the device and the bytes asked for;
+// Unimplemented when this build has no such device.
 absl::StatusOr<void*> AllocateBytes(DeviceType device, int64_t bytes);
 void FreeBytes(DeviceType device, void* data);
 

@@ -22,9 +22,9 @@ absl::StatusOr<void*> Allocate(int64_t bytes) {
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, size);
   if (error != cudaSuccess) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cuda: no memory for ", bytes, " bytes: ", cudaGetErrorString(error),
-                     "; lower the limits or free memory"));
+    return absl::ResourceExhaustedError(absl::StrCat("cuda: no memory for ", bytes,
+                                                     " bytes: ", cudaGetErrorString(error),
+                                                     "; lower the limits or free memory"));
   }
   const absl::Status zeroed = ToStatus(cudaMemset(data, 0, size), "cudaMemset");
   if (!zeroed.ok()) {

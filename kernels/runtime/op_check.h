@@ -1,5 +1,5 @@
-// OpCheck: the checks at the host entry of an op. The first failed one wins; its status names the op,
-// what was asked and what was found.
+// OpCheck: the checks at the host entry of an op. The first failed one wins; its status names the
+// op, what was asked and what was found.
 //
 //   RETURN_IF_ERROR(OpCheck(*ctx, "rms_norm")
 //                       .Rank("x", x, 2)

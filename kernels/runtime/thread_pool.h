@@ -1,6 +1,6 @@
-// ThreadPool: the fixed set of threads that one CPU rank computes with. Work is cut into shards whose
-// number and borders depend on the problem alone, never on the number of threads, so that results
-// cannot depend on it either.
+// ThreadPool: the fixed set of threads that one CPU rank computes with. Work is cut into shards
+// whose number and borders depend on the problem alone, never on the number of threads, so that
+// results cannot depend on it either.
 #pragma once
 
 #include <atomic>

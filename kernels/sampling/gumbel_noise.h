@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// E = -log(1 - v) of a uniform v on the grid (i + 1/2) / 2^31, which keeps the small E (the winners)
-// to a relative 2^-24 and down to 2^-32.
+// E = -log(1 - v) of a uniform v on the grid (i + 1/2) / 2^31, which keeps the small E (the
+// winners) to a relative 2^-24 and down to 2^-32.
 LOCKSTEP_ALWAYS_INLINE inline float GumbelNoise(uint64_t key, uint64_t id) {
   const uint64_t x = Mix64(key + id);
   const float i = static_cast<float>(static_cast<int32_t>(x >> 33));
@@ -20,7 +20,8 @@ LOCKSTEP_ALWAYS_INLINE inline float GumbelNoise(uint64_t key, uint64_t id) {
 
 // The score that Gumbel-max compares. The maximum itself is exactly 0, also at tiny temperatures.
 LOCKSTEP_ALWAYS_INLINE inline float ScaledLogit(float logit, float maximum, float temperature) {
-  return logit == maximum ? 0.0f : (logit - maximum) / temperature;
+  const float scaled = (logit - maximum) / temperature;
+  return logit == maximum ? 0.0f : scaled;
 }
 
 }  // namespace lockstep

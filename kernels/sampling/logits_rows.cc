@@ -41,7 +41,8 @@ RowScan ScanRow(const float* logits, int64_t count) {
     for (; i + 16 <= end; i += 16) {
       for (int l = 0; l < 16; ++l) lanes[l] = logits[i + l] > lanes[l] ? logits[i + l] : lanes[l];
     }
-    for (int l = 0; i + l < end; ++l) lanes[l] = logits[i + l] > lanes[l] ? logits[i + l] : lanes[l];
+    for (int l = 0; i + l < end; ++l)
+      lanes[l] = logits[i + l] > lanes[l] ? logits[i + l] : lanes[l];
     for (int l = 0; l < 16; ++l) maximum = lanes[l] > maximum ? lanes[l] : maximum;
     // Bits above those of the largest finite number: +infinity and every positive NaN; negative NaN
     // after dropping the sign, -infinity not.

@@ -37,8 +37,8 @@ LogitsFunctions SelectFunctions() {
 
 // Temporaries of one row.
 struct Scratch {
-  float* logits;   // [vocab]
-  int32_t* ids;    // [vocab]
+  float* logits;  // [vocab]
+  int32_t* ids;   // [vocab]
 };
 
 // Best first: by value, then by lower id.
@@ -202,11 +202,11 @@ void SampleRow(const LogitsFunctions& functions, const float* logits, int64_t vo
   if (p.temperature == 0.0f) {
     result->id = static_cast<int32_t>(functions.find_first(x, vocab_size, maximum));
   } else if (p.top_k > 0 || p.top_p < 1.0f || p.min_p > 0.0f) {
-    result->id = SampleRestricted(functions, p, x, vocab_size, maximum, RowKey(p, position),
-                                  scratch.ids);
+    result->id =
+        SampleRestricted(functions, p, x, vocab_size, maximum, RowKey(p, position), scratch.ids);
   } else {
-    result->id = static_cast<int32_t>(functions.gumbel_argmax(x, vocab_size, maximum,
-                                                              p.temperature, RowKey(p, position)));
+    result->id = static_cast<int32_t>(
+        functions.gumbel_argmax(x, vocab_size, maximum, p.temperature, RowKey(p, position)));
   }
   if (p.num_logprobs >= 0) {
     AddLogprobs(functions, logits, vocab_size, raw.maximum, p.num_logprobs, scratch.ids, result);
@@ -253,12 +253,12 @@ absl::Status Sample(ExecContext* ctx, ConstTensorView logits, int64_t vocab_size
                     const std::vector<int64_t>& positions, std::vector<SampleResult>* results) {
   constexpr char kOp[] = "sample";
   RETURN_IF_ERROR(OpCheck(*ctx, kOp).Rank("logits", logits, 2).status());
-  RETURN_IF_ERROR(OpCheck(*ctx, kOp)
-                      .Tensor("logits", logits, {DType::kF32}, logits.shape)
-                      .That(vocab_size > 0 && vocab_size <= logits.shape[1],
-                            absl::StrCat("vocab_size is ", vocab_size, ", logits is ",
-                                         logits.ToString()))
-                      .status());
+  RETURN_IF_ERROR(
+      OpCheck(*ctx, kOp)
+          .Tensor("logits", logits, {DType::kF32}, logits.shape)
+          .That(vocab_size > 0 && vocab_size <= logits.shape[1],
+                absl::StrCat("vocab_size is ", vocab_size, ", logits is ", logits.ToString()))
+          .status());
   const SampleProblem p{logits, vocab_size, &states, &positions, results};
   ASSIGN_OR_RETURN(const auto* arm, ChooseArm(kOp, kArms, ctx->device, p));
   if (!ctx->dry_run()) {
@@ -268,10 +268,10 @@ absl::Status Sample(ExecContext* ctx, ConstTensorView logits, int64_t vocab_size
                absl::StrCat(rows, " rows of logits with ", states.size(), " states and ",
                             positions.size(), " positions"));
     for (const SamplingState* state : states) {
-      check.That(state != nullptr && state->vocab_size() == vocab_size,
-                 absl::StrCat("a state is for a vocabulary of ",
-                              state == nullptr ? 0 : state->vocab_size(), ", vocab_size is ",
-                              vocab_size));
+      check.That(
+          state != nullptr && state->vocab_size() == vocab_size,
+          absl::StrCat("a state is for a vocabulary of ",
+                       state == nullptr ? 0 : state->vocab_size(), ", vocab_size is ", vocab_size));
     }
     RETURN_IF_ERROR(check.status());
   }

@@ -1,7 +1,7 @@
 // Sampling and the determinism digest. Every rank has the whole row of logits and computes the same
-// token. Order (numerics N11): penalties, bias, masks, temperature, top-k, top-p, min-p; ties by lower
-// id. Randomness is counter-based, keyed by (seed, output index, absolute position), so it depends on
-// nothing else.
+// token. Order (numerics N11): penalties, bias, masks, temperature, top-k, top-p, min-p; ties by
+// lower id. Randomness is counter-based, keyed by (seed, output index, absolute position), so it
+// depends on nothing else.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,26 @@
 namespace lockstep {
 
 struct SamplingParams {
-  float temperature = 1.0f;         // 0: greedy
-  int32_t top_k = 0;                // 0: off
-  float top_p = 1.0f;               // 1: off
-  float min_p = 0.0f;               // 0: off
-  float presence_penalty = 0.0f;    // subtracted once from every id that was generated
-  float frequency_penalty = 0.0f;   // subtracted per occurrence among generated ids
-  float repetition_penalty = 1.0f;  // divides positive, multiplies negative logits of prompt and output ids
+  float temperature = 1.0f;        // 0: greedy
+  int32_t top_k = 0;               // 0: off
+  float top_p = 1.0f;              // 1: off
+  float min_p = 0.0f;              // 0: off
+  float presence_penalty = 0.0f;   // subtracted once from every id that was generated
+  float frequency_penalty = 0.0f;  // subtracted per occurrence among generated ids
+  float repetition_penalty =
+      1.0f;  // divides positive, multiplies negative logits of prompt and output ids
   uint64_t seed = 0;
-  uint32_t output_index = 0;        // which of a request's n outputs
+  uint32_t output_index = 0;  // which of a request's n outputs
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> allowed_ids;  // empty: all
   std::vector<int32_t> banned_ids;
-  std::vector<int32_t> stop_ids;     // masked until min_tokens ids were generated
+  std::vector<int32_t> stop_ids;  // masked until min_tokens ids were generated
   int32_t min_tokens = 0;
-  int32_t num_logprobs = -1;         // -1: none; 0: the sampled id only; k: and the k best
+  int32_t num_logprobs = -1;  // -1: none; 0: the sampled id only; k: and the k best
 };
 
-// The sampling state of one slot: a function of (params, token log) and nothing else. Built by Reset
-// from the whole log; updated by Append with each token that the device sampled.
+// The sampling state of one slot: a function of (params, token log) and nothing else. Built by
+// Reset from the whole log; updated by Append with each token that the device sampled.
 class SamplingState {
  public:
   // `prompt` and `output`: all token ids so far. Ids are in [0, vocab_size).
@@ -57,10 +58,10 @@ class SamplingState {
 
 struct SampleResult {
   int32_t id = -1;
-  bool nan = false;        // the row holds a NaN or +infinity; id is then -1
-  bool all_masked = false; // every id is masked or at -infinity; id is then -1
-  uint64_t digest = 0;     // LogitsDigest of the raw row
-  float logprob = 0.0f;    // of id, under softmax of the raw logits; 0 without num_logprobs
+  bool nan = false;         // the row holds a NaN or +infinity; id is then -1
+  bool all_masked = false;  // every id is masked or at -infinity; id is then -1
+  uint64_t digest = 0;      // LogitsDigest of the raw row
+  float logprob = 0.0f;     // of id, under softmax of the raw logits; 0 without num_logprobs
   std::vector<std::pair<int32_t, float>> top_logprobs;  // best first, ties by lower id
 };
 

@@ -5,9 +5,6 @@ and puts everything in `namespace lockstep { namespace LOCKSTEP_ISA { ... } }`, 
 generic, avx2 or avx512. The caller declares the three and picks by GetCpuIsa().
 """
 
-# gcc 12 reports the deliberately undefined operands inside its own AVX-512 headers.
-_QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-
 _ISAS = {
     "generic": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -24,15 +21,15 @@ _ISAS = {
     ],
 }
 
-def cpu_simd_library(name, srcs, hdrs = [], deps = []):
+def cpu_simd_library(name, srcs, hdrs = [], deps = [], copts = []):
     parts = []
-    for isa, copts in _ISAS.items():
+    for isa, isa_copts in _ISAS.items():
         part = "%s_%s" % (name, isa)
         native.cc_library(
             name = part,
             srcs = srcs,
             textual_hdrs = hdrs,
-            copts = ["-O3"] + _QUIET + copts,
+            copts = ["-O3"] + isa_copts + copts,
             local_defines = [
                 "LOCKSTEP_ISA=" + isa,
                 "LOCKSTEP_ISA_%s=1" % isa.upper(),

@@ -1,5 +1,5 @@
-// BatchBuilder: the ForwardBatch of a test's step, from a list of chunks. Owns the uploads; lives as
-// long as the batch is used.
+// BatchBuilder: the ForwardBatch of a test's step, from a list of chunks. Owns the uploads; lives
+// as long as the batch is used.
 #pragma once
 
 #include <algorithm>

@@ -52,7 +52,7 @@ class DryRunContext {
 // A tensor on TestDevice(). F32, BF16 or I32 elements, seen as floats or as int32_t.
 class ArmTensor {
  public:
-  ArmTensor(DType dtype, Shape shape);                              // zeros
+  ArmTensor(DType dtype, Shape shape);  // zeros
   ArmTensor(DType dtype, Shape shape, const std::vector<float>& values);
   ArmTensor(Shape shape, const std::vector<int32_t>& values);
 

@@ -2,15 +2,16 @@
 // in the order of Add, without holes, so that a test knows every offset.
 #pragma once
 
-#include <sys/stat.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "gtest/gtest.h"
 #include "kernels/base/check.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/float_types.h"
@@ -34,8 +35,7 @@ inline std::string ReadFile(const std::string& path) {
 
 // A new empty directory below the test's temporary directory.
 inline std::string MakeTempDir() {
-  const char* base = std::getenv("TEST_TMPDIR");
-  std::string path = std::string(base != nullptr ? base : "/tmp") + "/checkpoint_XXXXXX";
+  std::string path = ::testing::TempDir() + "/checkpoint_XXXXXX";
   CHECK(mkdtemp(&path[0]) != nullptr) << path << " cannot be made ";
   return path;
 }

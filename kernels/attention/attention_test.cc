@@ -1,0 +1,334 @@
+#include "kernels/attention/attention.h"
+
+#include <cmath>
+
+#include "gtest/gtest.h"
+#include "kernels/base/hash.h"
+#include "kernels/base/testing/matchers.h"
+#include "kernels/batch/testing/batch_builder.h"
+#include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/testing/arm_test.h"
+
+namespace lockstep {
+namespace {
+
+using testing::ArmContext;
+using testing::ArmTensor;
+using testing::BatchBuilder;
+using testing::Chunk;
+using testing::DryRunContext;
+using ::testing::HasSubstr;
+using testing::RandomFloats;
+using testing::Rounded;
+using testing::StatusIs;
+
+constexpr int64_t kBlocks = 11;
+
+struct Case {
+  DType act;
+  DType cache;
+  int64_t q_heads, kv_heads, dim, rotary;
+  bool gate, norm;
+};
+
+AttentionParams ToParams(const Case& c) {
+  AttentionParams p;
+  p.num_q_heads = c.q_heads;
+  p.num_kv_heads = c.kv_heads;
+  p.head_dim = c.dim;
+  p.rotary_dim = c.rotary;
+  p.scale = 1.0f / std::sqrt(static_cast<float>(c.dim));
+  p.output_gate = c.gate;
+  p.qk_norm = c.norm;
+  p.norm_weight_offset = 1.0f;
+  return p;
+}
+
+// The projections of one sequence, and the weights.
+struct Inputs {
+  Inputs(const Case& c, int64_t tokens, uint64_t seed)
+      : q_width(c.q_heads * c.dim * (c.gate ? 2 : 1)),
+        kv_width(c.kv_heads * c.dim),
+        q(Rounded(RandomFloats(tokens * q_width, seed, 3.0f), c.act)),
+        k(Rounded(RandomFloats(tokens * kv_width, seed + 1, 3.0f), c.act)),
+        v(Rounded(RandomFloats(tokens * kv_width, seed + 2, 3.0f), c.act)),
+        q_norm(Rounded(RandomFloats(c.dim, 31), DType::kBF16)),
+        k_norm(Rounded(RandomFloats(c.dim, 32), DType::kBF16)) {
+    for (int64_t i = 0; i < c.rotary / 2; ++i) {
+      inv_freq.push_back(static_cast<float>(std::pow(1e4, -2.0 * double(i) / double(c.rotary))));
+    }
+  }
+  int64_t q_width, kv_width;
+  std::vector<float> q, k, v, q_norm, k_norm, inv_freq;
+};
+
+struct Cache {
+  explicit Cache(const Case& c)
+      : keys(c.cache, {kBlocks, c.kv_heads, kGrid, c.dim}),
+        values(c.cache, {kBlocks, c.kv_heads, kGrid, c.dim}) {
+    // Whatever other sequences left behind must not be seen.
+    const std::vector<float> junk(static_cast<size_t>(keys.view().shape.num_elements()), 1e30f);
+    keys.Set(junk);
+    values.Set(junk);
+  }
+  KvCacheView view() const { return {keys.view(), values.view()}; }
+  ArmTensor keys, values;
+};
+
+struct Part {
+  const Inputs* inputs;
+  Chunk chunk;
+};
+
+void Append(const std::vector<float>& from, int64_t width, const Chunk& c, std::vector<float>* to) {
+  to->insert(to->end(), from.begin() + c.start * width, from.begin() + (c.start + c.rows) * width);
+}
+
+std::vector<std::vector<float>> Step(ArmContext* context, const Case& c,
+                                     const std::vector<Part>& parts, const Cache& cache) {
+  std::vector<Chunk> chunks;
+  std::vector<float> q, k, v;
+  const Inputs& w = *parts[0].inputs;
+  for (const Part& part : parts) {
+    chunks.push_back(part.chunk);
+    Append(part.inputs->q, w.q_width, part.chunk, &q);
+    Append(part.inputs->k, w.kv_width, part.chunk, &k);
+    Append(part.inputs->v, w.kv_width, part.chunk, &v);
+  }
+  BatchBuilder builder(chunks);
+  const int64_t tokens = builder.batch().num_tokens, out_width = c.q_heads * c.dim;
+  ArmTensor q_t(c.act, {tokens, w.q_width}, q), k_t(c.act, {tokens, w.kv_width}, k);
+  ArmTensor v_t(c.act, {tokens, w.kv_width}, v), q_out(c.act, {tokens, out_width});
+  ArmTensor q_norm(DType::kBF16, {c.dim}, w.q_norm), k_norm(DType::kF32, {c.dim}, w.k_norm);
+  ArmTensor inv_freq(DType::kF32, {c.rotary / 2}, w.inv_freq), out(c.act, {tokens, out_width});
+  const AttentionParams p = ToParams(c);
+  CHECK_OK(RopeAndCacheWrite(context->get(), builder.batch(), p, q_t.view(), k_t.view(), v_t.view(),
+                             q_norm.view(), k_norm.view(), inv_freq.view(), cache.view(),
+                             q_out.view()));
+  CHECK_OK(PagedAttention(context->get(), builder.batch(), p, q_out.view(), q_t.view(),
+                          cache.view(), out.view()));
+  const std::vector<float> all = out.Get();
+  std::vector<std::vector<float>> results;
+  int64_t row = 0;
+  for (const Part& part : parts) {
+    results.emplace_back(all.begin() + row * out_width,
+                         all.begin() + (row + part.chunk.rows) * out_width);
+    row += part.chunk.rows;
+  }
+  return results;
+}
+
+std::vector<float> RunAlone(ArmContext* context, const Case& c, const Inputs& inputs,
+                            const std::vector<int32_t>& cuts, const std::vector<int32_t>& blocks) {
+  const Cache cache(c);
+  std::vector<float> all;
+  int32_t start = 0;
+  for (int32_t rows : cuts) {
+    const auto out = Step(context, c, {{&inputs, {0, start, rows, blocks}}}, cache);
+    all.insert(all.end(), out[0].begin(), out[0].end());
+    start += rows;
+  }
+  return all;
+}
+
+double RoundTo(DType dtype, double x) {
+  return dtype == DType::kBF16 ? ToFloat(ToBF16(static_cast<float>(x))) : x;
+}
+
+// Norm and rotation of one head in double, rounded where the op rounds.
+std::vector<double> PrepareHead(const Case& c, const float* x, const std::vector<float>& norm,
+                                const std::vector<float>& inv_freq, int64_t position) {
+  std::vector<double> y(x, x + c.dim);
+  if (c.norm) {
+    double sum = 0;
+    for (double e : y) sum += e * e;
+    for (int64_t i = 0; i < c.dim; ++i) {
+      y[i] = RoundTo(c.act, y[i] / std::sqrt(sum / double(c.dim) + 1e-6) * (1.0 + norm[i]));
+    }
+  }
+  for (int64_t i = 0; i < c.rotary / 2; ++i) {
+    const double angle = double{static_cast<float>(position) * inv_freq[i]};
+    const double a = y[i], b = y[i + c.rotary / 2];
+    y[i] = RoundTo(c.act, a * std::cos(angle) - b * std::sin(angle));
+    y[i + c.rotary / 2] = RoundTo(c.act, b * std::cos(angle) + a * std::sin(angle));
+  }
+  return y;
+}
+
+std::vector<double> Reference(const Case& c, const Inputs& in, int64_t tokens) {
+  const int64_t group = c.q_heads / c.kv_heads, q_stride = c.gate ? 2 * c.dim : c.dim;
+  std::vector<double> out;
+  std::vector<std::vector<double>> keys;  // [token * kv_heads + head]
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < c.kv_heads; ++h) {
+      keys.push_back(PrepareHead(c, &in.k[t * in.kv_width + h * c.dim], in.k_norm, in.inv_freq, t));
+      for (double& e : keys.back()) e = RoundTo(c.cache, e);
+    }
+    for (int64_t h = 0; h < c.q_heads; ++h) {
+      const float* raw = &in.q[t * in.q_width + h * q_stride];
+      const auto q = PrepareHead(c, raw, in.q_norm, in.inv_freq, t);
+      std::vector<double> scores, o(static_cast<size_t>(c.dim));
+      double best = -1e300, sum = 0;
+      for (int64_t j = 0; j <= t; ++j) {
+        double s = 0;
+        for (int64_t i = 0; i < c.dim; ++i) s += q[i] * keys[j * c.kv_heads + h / group][i];
+        scores.push_back(s / std::sqrt(double(c.dim)));
+        best = std::max(best, scores.back());
+      }
+      for (int64_t j = 0; j <= t; ++j) {
+        const double e = std::exp(scores[j] - best);
+        sum += e;
+        const float* v = &in.v[j * in.kv_width + (h / group) * c.dim];
+        for (int64_t i = 0; i < c.dim; ++i) o[i] += e * RoundTo(c.cache, v[i]);
+      }
+      for (int64_t i = 0; i < c.dim; ++i) {
+        double y = RoundTo(c.act, o[i] / sum);
+        if (c.gate) y = RoundTo(c.act, y / (1 + std::exp(-double{raw[c.dim + i]})));
+        out.push_back(y);
+      }
+    }
+  }
+  return out;
+}
+
+class AttentionTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AttentionTest, MatchesSoftmaxInDouble) {
+  const Case c = GetParam();
+  ArmContext context;
+  const Inputs inputs(c, 90, 1);
+  const auto got = RunAlone(&context, c, inputs, {90}, {7, 3});
+  const auto want = Reference(c, inputs, 90);
+  const bool bf16 = c.act == DType::kBF16;
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], want[i], bf16 ? 0.02 : 5e-5) << i;
+  }
+  EXPECT_EQ(context.op_launches(), 2);
+}
+
+TEST_P(AttentionTest, AnyChunkingAndAnyBlocksGiveTheSameBits) {
+  const Case c = GetParam();
+  const int32_t tokens = 150;
+  ArmContext context;
+  const Inputs inputs(c, tokens, 2);
+  const auto want = RunAlone(&context, c, inputs, {tokens}, {0, 1, 2});
+  EXPECT_EQ(RunAlone(&context, c, inputs, std::vector<int32_t>(tokens, 1), {9, 4, 10}), want);
+  EXPECT_EQ(RunAlone(&context, c, inputs, {64, 64, 22}, {2, 0, 1}), want);
+  EXPECT_EQ(RunAlone(&context, c, inputs, {1, 62, 2, 80, 5}, {5, 6, 3}), want);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, AttentionTest,
+    ::testing::Values(Case{DType::kF32, DType::kF32, 8, 2, 64, 16, true, true},
+                      Case{DType::kF32, DType::kF32, 4, 4, 128, 128, false, false},
+                      Case{DType::kBF16, DType::kBF16, 6, 1, 64, 64, true, true},
+                      Case{DType::kBF16, DType::kBF16, 2, 1, 256, 64, true, true},
+                      Case{DType::kF32, DType::kBF16, 3, 1, 48, 0, false, true}));
+
+TEST(Attention, BatchMatesThreadsAndInstructionSetsChangeNothing) {
+  const Case c{DType::kF32, DType::kF32, 4, 2, 64, 32, true, true};
+  const Inputs one(c, 140, 3), two(c, 140, 4);
+  std::vector<float> want_one, want_two;
+  {
+    ArmContext context(1);
+    want_one = RunAlone(&context, c, one, {140}, {0, 1, 2});
+    want_two = RunAlone(&context, c, two, {140}, {0, 1, 2});
+  }
+  const CpuIsa before = GetCpuIsa();
+  for (CpuIsa isa : {CpuIsa::kGeneric, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (!HasCpuIsa(isa)) continue;
+    SetCpuIsa(isa);
+    ArmContext context(2);
+    const Cache cache(c);
+    std::vector<float> got_one, got_two;
+    int32_t start_one = 0, start_two = 0;
+    for (const auto& rows : std::vector<std::pair<int32_t, int32_t>>{{100, 1}, {1, 99}, {39, 40}}) {
+      const auto out = Step(&context, c,
+                            {{&two, {0, start_two, rows.second, {8, 1, 4}}},
+                             {&one, {1, start_one, rows.first, {3, 9, 2}}}},
+                            cache);
+      got_two.insert(got_two.end(), out[0].begin(), out[0].end());
+      got_one.insert(got_one.end(), out[1].begin(), out[1].end());
+      start_one += rows.first;
+      start_two += rows.second;
+    }
+    EXPECT_EQ(got_one, want_one) << Name(isa);
+    EXPECT_EQ(got_two, want_two) << Name(isa);
+  }
+  SetCpuIsa(before);
+}
+
+TEST(Attention, GateRowsAreInterleavedPerHead) {
+  const Case c{DType::kF32, DType::kF32, 3, 1, 32, 0, true, false};
+  Inputs inputs(c, 5, 5);
+  ArmContext context;
+  // Large gates leave the attention as it is; a zero gate halves it exactly.
+  for (int64_t t = 0; t < 5; ++t) {
+    for (int64_t h = 0; h < 3; ++h) {
+      for (int64_t i = 0; i < 32; ++i) inputs.q[(t * 3 + h) * 64 + 32 + i] = 100.0f;
+    }
+  }
+  const auto open = RunAlone(&context, c, inputs, {5}, {0});
+  for (int64_t t = 0; t < 5; ++t) {
+    for (int64_t i = 0; i < 32; ++i) inputs.q[(t * 3 + 1) * 64 + 32 + i] = 0.0f;
+  }
+  const auto half = RunAlone(&context, c, inputs, {5}, {0});
+  for (size_t i = 0; i < open.size(); ++i) {
+    const bool head_one = i / 32 % 3 == 1;
+    ASSERT_EQ(half[i], head_one ? open[i] * 0.5f : open[i]);
+  }
+}
+
+TEST(Attention, RefusesWrongTensorsAndBlocksByName) {
+  const Case c{DType::kF32, DType::kF32, 4, 2, 64, 32, false, false};
+  AttentionParams p = ToParams(c);
+  ArmContext context;
+  const Cache cache(c);
+  BatchBuilder builder({{0, 60, 8, {1, -1}}});
+  ArmTensor q(DType::kF32, {8, 256}), kv(DType::kF32, {8, 128}), out(DType::kF32, {8, 256});
+  ArmTensor inv_freq(DType::kF32, {16});
+  const auto attend = [&](const AttentionParams& params, TensorView q_view) {
+    return PagedAttention(context.get(), builder.batch(), params, q_view, q_view, cache.view(),
+                          out.view());
+  };
+  EXPECT_THAT(attend(p, q.view()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("paged_attention: block 1 of sequence 0 is -1")));
+  EXPECT_THAT(attend(p, kv.view()), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("q is F32[8, 128], shape [8, 256]")));
+  EXPECT_THAT(RopeAndCacheWrite(context.get(), builder.batch(), p, q.view(), kv.view(), q.view(),
+                                q.view(), q.view(), inv_freq.view(), cache.view(), out.view()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rope_and_cache_write: v is F32[8, 256]")));
+  p.num_kv_heads = 3;
+  EXPECT_THAT(attend(p, q.view()), StatusIs(absl::StatusCode::kInvalidArgument,
+                                            HasSubstr("4 query heads over 3 kv heads")));
+  p = ToParams(c);
+  p.rotary_dim = 66;
+  EXPECT_THAT(attend(p, q.view()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rotary_dim is 66")));
+  BatchBuilder too_long({{0, 120, 8, {1, 2}}});
+  BatchBuilder beyond({{0, 124, 8, {1, 2}}});
+  p = ToParams(c);
+  EXPECT_OK(PagedAttention(context.get(), too_long.batch(), p, q.view(), q.view(), cache.view(),
+                           out.view()));
+  EXPECT_THAT(
+      PagedAttention(context.get(), beyond.batch(), p, q.view(), q.view(), cache.view(),
+                     out.view()),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("sequence 0 reaches position 132")));
+}
+
+TEST(Attention, DryRunTouchesNothing) {
+  const Case c{DType::kF32, DType::kF32, 4, 2, 64, 32, false, false};
+  DryRunContext context;
+  const Cache cache(c);
+  BatchBuilder builder({{0, 0, 8, {}}});
+  const TensorView q(nullptr, DType::kF32, {8, 256}), kv(nullptr, DType::kF32, {8, 128});
+  const TensorView inv_freq(nullptr, DType::kF32, {16});
+  EXPECT_OK(RopeAndCacheWrite(context.get(), builder.batch(), ToParams(c), q, kv, kv, q, q,
+                              inv_freq, cache.view(), q));
+  EXPECT_OK(PagedAttention(context.get(), builder.batch(), ToParams(c), q, q, cache.view(), q));
+}
+
+}  // namespace
+}  // namespace lockstep

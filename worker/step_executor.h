@@ -1,0 +1,133 @@
+// StepExecutor: the one thread that owns a rank's device: model, caches, workspace and collectives.
+// It runs steps in the order in which they were submitted; a step that does not follow from the
+// ones before is refused before anything of it runs.
+//
+// Life: SetModel; then per epoch SetComm, Configure, Submit..., EndEpoch. After the first failed
+// step of an epoch every later one fails with the same status. All methods are thread safe;
+// callbacks run on the executor thread, or, for steps that EndEpoch drops, on its caller's.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/comm/comm_group.h"
+#include "kernels/runtime/counters.h"
+#include "kernels/runtime/exec_context.h"
+#include "models/model.h"
+#include "proto/step.pb.h"
+#include "worker/batch_builder.h"
+#include "worker/cache_arena.h"
+#include "worker/slot_table.h"
+
+namespace lockstep {
+
+class StepExecutor {
+ public:
+  using Done = std::function<void(absl::StatusOr<worker::v1::StepResult>)>;
+  struct Sizes {
+    int64_t cache_bytes = 0;
+    int64_t workspace_bytes = 0;
+  };
+  struct Stats {
+    uint64_t steps = 0;
+    uint64_t refused_steps = 0;
+    uint64_t last_step = 0;      // of the epoch; 0 before the first
+    int64_t step_micros = 0;     // sum over steps
+    int64_t idle_micros = 0;     // with an open stream and nothing queued
+    int64_t idle_waits = 0;      // times the queue was empty after a step
+    int64_t running_millis = 0;  // of the step that runs; 0 when none
+    bool running = false;
+  };
+
+  StepExecutor(DeviceType device, Counters* counters);
+  ~StepExecutor();
+
+  // Once. `threads` of the CPU arms.
+  void SetModel(std::unique_ptr<Model> model, int threads);
+  // The group of a new epoch; nullptr when it ended. Waits for a step that runs.
+  void SetComm(std::shared_ptr<CommGroup> comm);
+  // Allocates caches and workspace (kept when the limits stay), zeroes them, and expects step 1 of
+  // the group's epoch. InvalidArgument for bad limits, ResourceExhausted when memory does not
+  // suffice.
+  absl::StatusOr<Sizes> Configure(BatchLimits limits);
+  // Calls fn on the executor thread, between steps, and returns when it has.
+  void Run(const std::function<void(ExecContext* ctx, const Model* model, CommGroup* comm)>& fn);
+
+  // Queues a step. `done` is called once.
+  void Submit(worker::v1::StepRequest request, Done done);
+  // Steps may be expected from now on (for the idle times).
+  void OpenStream();
+  // Drops queued steps: their callbacks get `reason`. Does not wait for the one that runs.
+  void EndEpoch(const absl::Status& reason);
+  // False when the queue was not empty, or a step still ran, at `deadline`.
+  bool WaitUntilIdle(absl::Time deadline);
+
+  Stats stats() const;
+
+ private:
+  struct Job {
+    std::function<void()> fn;  // empty: a step
+    worker::v1::StepRequest request;
+    Done done;
+    absl::Time queued;
+  };
+
+  void Loop();
+  void RunJob(Job job);
+  absl::StatusOr<worker::v1::StepResult> RunStep(const worker::v1::StepRequest& request,
+                                                 bool* refused);
+  absl::Status CheckRequest(const worker::v1::StepRequest& request) const;
+  absl::Status Compute(const ForwardBatch& batch, const PlannedStep& step, uint64_t step_id,
+                       worker::v1::StepResult* result);
+  absl::Status Logits(ExecContext* ctx, const ForwardBatch& batch, const CacheViews& caches,
+                      const std::vector<int64_t>& order, TensorView rows);
+  absl::Status SizeWorkspace(const BatchLimits& limits, int64_t* bytes);
+  // Runs on the executor thread; waits.
+  void RunAndWait(const std::function<void()>& fn);
+  ExecContext Context(Workspace* workspace);
+
+  const DeviceType device_;
+  Counters* const counters_;
+
+  // Of the executor thread.
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::shared_ptr<CommGroup> comm_;
+  BatchLimits limits_;
+  CacheArena arena_;
+  BatchBuilder builder_;
+  Workspace workspace_;
+  std::unique_ptr<SlotTable> slots_;  // null: not configured for this epoch
+  absl::Status broken_;
+  uint64_t next_step_ = 1;
+  uint64_t digest_ = 0;
+
+  std::atomic<uint64_t> steps_{0};
+  std::atomic<uint64_t> refused_steps_{0};
+  std::atomic<uint64_t> last_step_{0};
+  std::atomic<int64_t> step_micros_{0};
+  std::atomic<int64_t> idle_micros_{0};
+  std::atomic<int64_t> idle_waits_{0};
+  std::atomic<int64_t> running_since_{0};  // nanoseconds since the epoch of time; 0: no step runs
+
+  mutable std::mutex mu_;
+  std::condition_variable wake_;
+  std::condition_variable idle_;
+  std::deque<Job> queue_;     // guarded by mu_
+  bool busy_ = false;         // guarded by mu_: a job runs
+  bool stream_open_ = false;  // guarded by mu_
+  bool stop_ = false;         // guarded by mu_
+  std::thread thread_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,177 @@
+// lockstep_worker: one rank of a model, serving WorkerService. See --help.
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/log.h"
+#include "kernels/base/version.h"
+#include "kernels/runtime/cpu_isa.h"
+#include "worker/model_loader.h"
+#include "worker/worker.h"
+#include "worker/worker_service.h"
+
+namespace lockstep {
+namespace {
+
+// Plans are small; a replay of a long prompt is a few hundred kilobytes.
+constexpr int kMaxMessageBytes = 256 << 20;
+
+struct Flags {
+  std::string listen = "127.0.0.1:0";
+  int threads = 0;
+  std::string device = "cpu";
+  std::string address_file;
+  bool parent_death = false;
+  bool insecure_listen = false;
+  std::string log_level = "info";
+};
+
+void AddFlags(CLI::App* app, Flags* flags) {
+  app->set_version_flag("--version", std::string("lockstep_worker ") + kVersion);
+  app->add_option("--listen", flags->listen,
+                  "Address to serve on: host:port (port 0: any free one) or unix:path")
+      ->capture_default_str();
+  app->add_option("--threads", flags->threads,
+                  "Threads to compute with; 0: the hardware's, divided by the ranks of the model")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--device", flags->device, "Device to compute on")
+      ->check(CLI::IsMember({"cpu"}))
+      ->capture_default_str();
+  app->add_option("--address-file", flags->address_file,
+                  "File that gets the address once the worker listens");
+  app->add_flag("--parent-death", flags->parent_death, "Stop when the parent process dies");
+  app->add_flag("--insecure-listen", flags->insecure_listen,
+                "Allow plaintext on an address that other hosts can reach");
+  app->add_option("--log-level", flags->log_level, "Least severe lines to log")
+      ->check(CLI::IsMember({"info", "warning", "error"}))
+      ->capture_default_str();
+}
+
+bool IsLocal(const std::string& listen) {
+  return absl::StartsWith(listen, "unix:") || absl::StartsWith(listen, "127.") ||
+         absl::StartsWith(listen, "localhost:") || absl::StartsWith(listen, "[::1]:");
+}
+
+// Complete or not there at all: written aside, then renamed.
+bool WriteAddressFile(const std::string& path, const std::string& address) {
+  const std::string aside = absl::StrCat(path, ".", getpid());
+  {
+    std::ofstream out(aside);
+    out << address << "\n";
+    out.close();
+    if (!out) return false;
+  }
+  return std::rename(aside.c_str(), path.c_str()) == 0;
+}
+
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+// Waits for a signal to stop; lets the step that runs end; a second signal ends the process at
+// once.
+void ServeUntilStopped(Worker* worker, grpc::Server* server) {
+  const sigset_t signals = StopSignals();
+  int signal = 0;
+  sigwait(&signals, &signal);
+  LogInfo("signal ", signal, ": draining");
+  std::thread([signals] {
+    int second = 0;
+    sigwait(&signals, &second);
+    LogWarning("signal ", second, " again: stopping at once");
+    _exit(128 + second);
+  }).detach();
+  worker::v1::DrainRequest request;
+  request.set_timeout_ms(10000);
+  const absl::Status drained = worker->Drain(request).status();
+  if (!drained.ok()) LogWarning("drain: ", drained.message());
+  server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+}
+
+int Serve(const Flags& flags) {
+  WorkerOptions options;
+  char host[256] = "localhost";
+  gethostname(host, sizeof(host) - 1);
+  options.worker_id = absl::StrCat(host, "/", flags.device, "/", flags.listen);
+  options.threads = flags.threads;
+  options.loader = LoadCheckpointModel;
+  Worker worker(options);
+  WorkerServiceImpl service(&worker);
+
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  // Two workers on one port would take each other's calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const bool is_unix = absl::StartsWith(flags.listen, "unix:");
+  if (server == nullptr || (port == 0 && !is_unix)) {
+    LogError("cannot listen on ", flags.listen,
+             ": the address is in use or not available; choose another --listen");
+    return 1;
+  }
+  const std::string address =
+      is_unix ? flags.listen
+              : absl::StrCat(flags.listen.substr(0, flags.listen.rfind(':') + 1), port);
+  if (!flags.address_file.empty() && !WriteAddressFile(flags.address_file, address)) {
+    LogError("cannot write --address-file ", flags.address_file);
+    return 1;
+  }
+  LogInfo("lockstep_worker ", kVersion, " on ", flags.device, " (", Name(GetCpuIsa()),
+          ") listens on ", address);
+  ServeUntilStopped(&worker, server.get());
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("One rank of a model: holds its shard and runs the steps that a coordinator sends.");
+  AddFlags(&app, &flags);
+  CLI11_PARSE(app, argc, argv);
+  SetLogRole("worker");
+  if (flags.log_level == "warning") SetLogLevel(Severity::kWarning);
+  if (flags.log_level == "error") SetLogLevel(Severity::kError);
+  if (!IsLocal(flags.listen) && !flags.insecure_listen) {
+    LogError("--listen ", flags.listen,
+             " can be reached by other hosts and is not encrypted; use a loopback address or add "
+             "--insecure-listen");
+    return 1;
+  }
+  const pid_t parent = getppid();
+  if (flags.parent_death) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) return 0;  // it died meanwhile
+  }
+  signal(SIGPIPE, SIG_IGN);
+  // Blocked before any thread starts, so that only sigwait sees them.
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return Serve(flags);
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) { return lockstep::Main(argc, argv); }
