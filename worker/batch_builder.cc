@@ -37,7 +37,7 @@ int64_t Layout(int32_t* base, const PlannedStep& step, int64_t num_sequences, Fo
 PlannedStep LargestStep(const BatchLimits& limits) {
   PlannedStep step;
   step.num_tokens = limits.max_tokens;
-  step.num_logits = limits.max_logit_rows;
+  step.num_logits = std::min(limits.max_logit_rows, limits.max_tokens);
   step.num_snapshots = limits.max_snapshots_taken();
   step.table_columns = limits.max_sequence_blocks;
   return step;
@@ -59,7 +59,7 @@ absl::StatusOr<BatchBuilder> BatchBuilder::Create(DeviceType device, const Batch
 
 ForwardBatch BatchBuilder::Largest(const BatchLimits& limits) {
   ForwardBatch batch;
-  Layout(nullptr, LargestStep(limits), limits.max_sequences, &batch);
+  Layout(nullptr, LargestStep(limits), std::min(limits.max_sequences, limits.max_tokens), &batch);
   return batch;
 }
 

@@ -61,10 +61,6 @@ absl::Status BatchLimits::Validate() const {
     }
   }
   if (snapshots < 0) return Invalid("snapshots is ", snapshots, ", it must not be negative");
-  if (max_sequences > max_tokens || max_logit_rows > max_tokens) {
-    return Invalid("max_batch_sequences ", max_sequences, " and max_logit_rows ", max_logit_rows,
-                   " must not exceed max_batch_tokens ", max_tokens);
-  }
   return absl::OkStatus();
 }
 

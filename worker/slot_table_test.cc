@@ -276,9 +276,6 @@ TEST(BatchLimits, RefuseWhatNoWorkerCanHold) {
   limits.kv_blocks = 0;
   EXPECT_THAT(limits.Validate(), StatusIs(kInvalid, HasSubstr("kv_blocks is 0")));
   limits = Limits();
-  limits.max_logit_rows = 201;
-  EXPECT_THAT(limits.Validate(), StatusIs(kInvalid, HasSubstr("max_logit_rows 201")));
-  limits = Limits();
   limits.snapshots = -1;
   EXPECT_THAT(limits.Validate(), StatusIs(kInvalid, HasSubstr("snapshots is -1")));
 }

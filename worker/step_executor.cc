@@ -300,12 +300,11 @@ absl::Status StepExecutor::SizeWorkspace(const BatchLimits& limits, int64_t* byt
                                                  : TensorView());
   }
   const ForwardBatch batch = BatchBuilder::Largest(limits);
-  const TensorView rows = counting.Take(DType::kF32, {limits.max_logit_rows, limits.vocab_size});
+  const TensorView rows = counting.Take(DType::kF32, {batch.num_logits, limits.vocab_size});
   RETURN_IF_ERROR(Logits(&ctx, batch, caches, {}, rows));
   const SamplingState state;
   std::vector<SampleResult> samples;
-  const size_t max_sampled =
-      static_cast<size_t>(std::min(limits.max_sequences, limits.max_logit_rows));
+  const size_t max_sampled = static_cast<size_t>(std::min(batch.num_sequences, batch.num_logits));
   RETURN_IF_ERROR(Sample(&ctx, rows.Rows(0, static_cast<int64_t>(max_sampled)), limits.vocab_size,
                          std::vector<const SamplingState*>(max_sampled, &state),
                          std::vector<int64_t>(max_sampled, 0), &samples));

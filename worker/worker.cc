@@ -350,8 +350,10 @@ absl::StatusOr<pb::InitCommResponse> Worker::InitComm(const pb::InitCommRequest&
   const absl::Time start = absl::Now();
   std::lock_guard<std::mutex> setup(setup_mu_);
   absl::StatusOr<std::shared_ptr<CommGroup>> comm = Connect(request);
-  absl::StatusOr<uint64_t> self_test = comm.status();
-  if (comm.ok()) {
+  absl::StatusOr<uint64_t> self_test = absl::InternalError("the self-test did not run");
+  if (!comm.ok()) {
+    self_test = comm.status();
+  } else {
     {
       std::lock_guard<std::mutex> lock(mu_);
       comm_ = *comm;  // from here on AbortComm reaches it
@@ -359,8 +361,11 @@ absl::StatusOr<pb::InitCommResponse> Worker::InitComm(const pb::InitCommRequest&
     executor_.SetComm(*comm);
     executor_.Run([&](ExecContext* ctx, const Model*, CommGroup* group) {
       Workspace scratch;
-      self_test = scratch.Allocate(options_.device, 1 << 20);
-      if (!self_test.status().ok()) return;
+      const absl::Status allocated = scratch.Allocate(options_.device, 1 << 20);
+      if (!allocated.ok()) {
+        self_test = allocated;
+        return;
+      }
       ctx->workspace = &scratch;
       self_test = RunCommSelfTest(ctx, group);
     });

@@ -52,6 +52,7 @@ class StepReactor : public grpc::ServerBidiReactor<pb::StepRequest, pb::StepResu
       return;
     }
     token_ = *opened;
+    if (ending_) return;
     // So that the caller of StepStream knows that the worker listens before it sends anything.
     StartSendInitialMetadata();
     StartRead(&request_);
