@@ -45,7 +45,7 @@ class Engine::Impl {
         core_(options, tokenizer,
               {[this](const RequestState& request) { OnScheduled(request); },
                [this](const RequestState& request) { OnEnd(request); }}) {
-    stats_ = core_.stats();
+    state_ = core_.state();
   }
 
   ~Impl() { Stop(WithReason(absl::StatusCode::kUnavailable, "DRAINING", "the server stopped")); }
@@ -106,7 +106,8 @@ class Engine::Impl {
   }
   EngineStats stats() const {
     std::lock_guard<std::mutex> lock(mu_);
-    EngineStats stats = stats_;
+    EngineStats stats = state_.gauges;
+    stats.counters = state_.counters.ToMap();
     // Requests that the thread has not taken yet.
     stats.requests_queued += untaken_;
     stats.counters["requests_started"] += untaken_;
@@ -216,7 +217,7 @@ class Engine::Impl {
       remembered_.pop_front();
     }
     // Not steps_in_flight_: the step that ended it may not have given everything back yet.
-    stats_ = core_.stats();
+    state_ = core_.state();
   }
   void Unqueue(Record* record) {
     if (record->scheduled) return;
@@ -225,7 +226,7 @@ class Engine::Impl {
     queued_tokens_ -= record->prompt_tokens;
   }
   void PublishLocked() {
-    stats_ = core_.stats();
+    state_ = core_.state();
     steps_in_flight_ = core_.steps_in_flight();
   }
 
@@ -268,7 +269,7 @@ class Engine::Impl {
       core_.Add(std::move(arrival.spec), std::move(arrival.sink), arrival.submitted);
       std::lock_guard<std::mutex> lock(mu_);
       --untaken_;
-      stats_ = core_.stats();
+      state_ = core_.state();
     }
   }
 
@@ -358,7 +359,7 @@ class Engine::Impl {
   bool ended_ = false;
   absl::Status failure_;  // why no request is taken
   absl::Status stop_;     // not OK: the thread is to end
-  EngineStats stats_;
+  EngineCore::State state_;
 };
 
 Engine::Engine(const EngineOptions& options, StepTransport* transport, const Tokenizer* tokenizer)

@@ -33,6 +33,8 @@ struct EngineOptions {
   int64_t max_queued_tokens = 1 << 22;
   int32_t steps_in_flight = 2;  // 1 or 2
   bool prefix_cache = true;
+  std::string model_name;      // told to clients in Accepted
+  std::string server_version;  // likewise
   // Injected by tests: tokens of the next chunk of a prompt, given (position, remaining, budget);
   // any value in [1, min(remaining, budget)]. Empty: as many as the budget allows.
   std::function<int64_t(int64_t position, int64_t remaining, int64_t budget)> chunk_policy;

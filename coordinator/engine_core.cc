@@ -17,31 +17,30 @@ using worker::v1::StepPlan;
 using worker::v1::StepRequest;
 using worker::v1::StepResult;
 
-struct EngineCore::Counters {
-  int64_t steps = 0;
-  int64_t tokens_generated = 0;
-  int64_t tokens_prefilled = 0;
-  int64_t tokens_cached = 0;
-  int64_t tokens_replayed = 0;
-  int64_t tokens_discarded = 0;
-  int64_t prefill_chunks = 0;
-  int64_t preemptions = 0;
-  int64_t digests_checked = 0;
-  int64_t digest_mismatches = 0;
-  int64_t nan_logits = 0;
-  int64_t started = 0;
-  int64_t finished = 0;
-  int64_t failed = 0;
-  int64_t cancelled = 0;
-};
+std::map<std::string, int64_t> EngineCore::Counters::ToMap() const {
+  return {{"steps", steps},
+          {"tokens_generated", tokens_generated},
+          {"tokens_prefilled", tokens_prefilled},
+          {"tokens_cached", tokens_cached},
+          {"tokens_replayed", tokens_replayed},
+          {"tokens_discarded", tokens_discarded},
+          {"prefill_chunks", prefill_chunks},
+          {"preemptions", preemptions},
+          {"digests_checked", digests_checked},
+          {"digest_mismatches", digest_mismatches},
+          {"nan_logits", nan_logits},
+          {"requests_started", requests_started},
+          {"requests_finished", requests_finished},
+          {"requests_failed", requests_failed},
+          {"requests_cancelled", requests_cancelled}};
+}
 
 EngineCore::EngineCore(const EngineOptions& options, const Tokenizer* tokenizer, Hooks hooks)
     : options_(options),
       tokenizer_(tokenizer),
       hooks_(std::move(hooks)),
       cache_(options.kv_blocks, options.prefix_cache ? options.snapshots : 0),
-      generations_(static_cast<size_t>(options.slots), 0),
-      counters_(std::make_unique<Counters>()) {
+      generations_(static_cast<size_t>(options.slots), 0) {
   CHECK(options.slots > 0 && options.kv_blocks > 0 && options.max_batch_tokens > 0);
   CHECK(options.snapshot_interval > 0 && options.snapshot_interval % kBlockPositions == 0)
       << "snapshot_interval is " << options.snapshot_interval;
@@ -73,14 +72,18 @@ void EngineCore::Add(GenerationSpec spec, std::shared_ptr<GenerationSink> sink,
   if (cache_.num_snapshots() > 0 && !kept.cache_bypass) {
     request->chain = PrefixCache::Chain(kept.prompt_ids, kept.cache_salt);
   }
+  next_deadline_ = std::min(next_deadline_, request->next_deadline());
   CHECK(by_id_.emplace(kept.request_id, request).second) << kept.request_id;
   requests_.emplace(request->arrival, std::move(owned));
-  ++counters_->started;
+  ++counters_.requests_started;
   for (int32_t i = 0; i < kept.n; ++i) {
     request->outputs.push_back(std::make_unique<SequenceState>(request, i, tokenizer_));
     SequenceState* sequence = request->outputs.back().get();
     waiting_.insert(sequence);
-    request->sink->OnEvent(sequence->AcceptedEvent(epoch_));
+    inference::v1::GenerateEvent accepted = sequence->AcceptedEvent(epoch_);
+    accepted.mutable_accepted()->set_model(options_.model_name);
+    accepted.mutable_accepted()->set_server_version(options_.server_version);
+    request->sink->OnEvent(std::move(accepted));
     if (kept.echo && !kept.prompt_text.empty()) request->sink->OnEvent(sequence->EchoEvent());
   }
 }
@@ -158,7 +161,7 @@ void EngineCore::Preempt(SequenceState* s) {
   s->planned_outputs = static_cast<int64_t>(s->output_ids.size());
   s->progressed = false;
   ++s->preemptions;
-  ++counters_->preemptions;
+  ++counters_.preemptions;
   waiting_.insert(s);
 }
 
@@ -179,7 +182,7 @@ void EngineCore::Admit(SequenceState* s) {
   s->position = hit.position;
   s->blocks = hit.blocks;
   s->restore_snapshot = hit.snapshot;
-  counters_->tokens_cached += hit.position;
+  counters_.tokens_cached += hit.position;
   if (!s->admitted) {
     s->admitted = true;
     s->cached_tokens = hit.position;
@@ -187,6 +190,7 @@ void EngineCore::Admit(SequenceState* s) {
   }
   if (!s->request->scheduled) {
     s->request->scheduled = true;
+    ++num_scheduled_;
     hooks_.on_scheduled(*s->request);
   }
 }
@@ -244,9 +248,9 @@ EngineCore::EntryInFlight EngineCore::AddEntry(SequenceState* s, const Scheduled
   const int64_t replayed = std::max<int64_t>(0, std::min(end, s->computed) - s->position);
   const int64_t prompt = s->request->prompt_length();
   const int64_t fresh_from = std::max(s->position, s->computed);
-  counters_->tokens_replayed += replayed;
-  counters_->tokens_prefilled += std::max<int64_t>(0, std::min(end, prompt) - fresh_from);
-  if (s->position < prompt) ++counters_->prefill_chunks;
+  counters_.tokens_replayed += replayed;
+  counters_.tokens_prefilled += std::max<int64_t>(0, std::min(end, prompt) - fresh_from);
+  if (s->position < prompt) ++counters_.prefill_chunks;
   s->computed = std::max(s->computed, end);
 
   s->position = end;
@@ -267,7 +271,7 @@ StepRequest EngineCore::Seal(const StepPlan& plan, StepInFlight step) {
   step.step_id = last_step_;
   step.batch_digest = last_digest_;
   in_flight_.push_back(std::move(step));
-  ++counters_->steps;
+  ++counters_.steps;
   ++steps_since_forced_;
   return request;
 }
@@ -339,9 +343,9 @@ absl::Status EngineCore::ApplyEntry(const EntryInFlight& entry, const SequenceRe
   if (s->suspect) cache_.ForgetBlocks(s->blocks);
   PublishToCache(entry);
   if (s->phase == SequencePhase::kDone) {
-    if (entry.sample) ++counters_->tokens_discarded;
+    if (entry.sample) ++counters_.tokens_discarded;
   } else if (result.nan()) {
-    ++counters_->nan_logits;
+    ++counters_.nan_logits;
     ErrorDetail detail;
     detail.reason = "NUMERIC_NAN";
     EndRequest(s->request,
@@ -382,11 +386,11 @@ void EngineCore::CheckReplayedDigests(const EntryInFlight& entry, const Sequence
   const int64_t logged = static_cast<int64_t>(s->digests.size());
   const int64_t first = entry.position + entry.tokens - entry.num_logits - LogitsFrom(*s);
   for (int64_t i = 0; i < entry.num_logits && first + i < logged; ++i) {
-    ++counters_->digests_checked;
+    ++counters_.digests_checked;
     const uint64_t found = result.digests(static_cast<int>(i));
     const uint64_t wanted = s->digests[static_cast<size_t>(first + i)];
     if (found == wanted) continue;
-    ++counters_->digest_mismatches;
+    ++counters_.digest_mismatches;
     s->suspect = true;
     cache_.ForgetBlocks(s->blocks);
     ErrorDetail detail;
@@ -424,7 +428,7 @@ void EngineCore::Log(const EntryInFlight& entry, const SequenceResult& result) {
   s->output_ids.push_back(result.sampled_id());
   s->digests.push_back(result.digests(static_cast<int>(entry.num_logits - 1)));
   s->progressed = true;
-  ++counters_->tokens_generated;
+  ++counters_.tokens_generated;
   if (!s->prefilled) {
     s->prefilled = true;
     s->first_token = Now();
@@ -494,16 +498,17 @@ void EngineCore::EndRequest(RequestState* request, const absl::Status& status, R
   request->ended = true;
   for (const auto& output : request->outputs) Retire(output.get());
   by_id_.erase(request->spec.request_id);
+  if (request->scheduled) --num_scheduled_;
   ended_.push_back(request);
   switch (how) {
     case RequestEnd::kFinished:
-      ++counters_->finished;
+      ++counters_.requests_finished;
       break;
     case RequestEnd::kFailed:
-      ++counters_->failed;
+      ++counters_.requests_failed;
       break;
     case RequestEnd::kCancelled:
-      ++counters_->cancelled;
+      ++counters_.requests_cancelled;
       break;
   }
   hooks_.on_end(*request);
@@ -540,84 +545,65 @@ void EngineCore::EndAll(const absl::Status& status) {
   Reap();
 }
 
-void EngineCore::ExpireDeadlines(absl::Time now) {
-  std::vector<RequestState*> late;
-  for (const auto& item : by_id_) {
-    const GenerationSpec& spec = item.second->spec;
-    if (spec.deadline <= now || (!item.second->scheduled && spec.queue_deadline <= now)) {
-      late.push_back(item.second);
-    }
-  }
-  for (RequestState* request : late) {
-    const std::string waited = absl::FormatDuration(now - request->submitted);
-    if (request->spec.deadline <= now) {
-      int64_t tokens = 0;
-      for (const auto& s : request->outputs) tokens += static_cast<int64_t>(s->output_ids.size());
-      ErrorDetail detail;
-      detail.reason = "DEADLINE_EXCEEDED";
-      detail.metadata = {{"completion_tokens", absl::StrCat(tokens)}};
-      EndRequest(request,
-                 MakeError(absl::StatusCode::kDeadlineExceeded,
-                           absl::StrCat("the deadline passed after ", waited, ", when ", tokens,
-                                        " tokens had been generated"),
-                           detail),
-                 RequestEnd::kFailed);
-      continue;
-    }
-    ErrorDetail detail;
-    detail.reason = "DEADLINE_UNMEETABLE";
-    detail.retry_after = absl::Seconds(1);
+void EngineCore::EndLate(RequestState* request, absl::Time now) {
+  const std::string waited = absl::FormatDuration(now - request->submitted);
+  ErrorDetail detail;
+  if (request->spec.deadline <= now) {
+    int64_t tokens = 0;
+    for (const auto& s : request->outputs) tokens += static_cast<int64_t>(s->output_ids.size());
+    detail.reason = "DEADLINE_EXCEEDED";
+    detail.metadata = {{"completion_tokens", absl::StrCat(tokens)}};
     EndRequest(request,
-               MakeError(absl::StatusCode::kResourceExhausted,
-                         absl::StrCat("the request waited ", waited,
-                                      " in the queue, which is its queue timeout; ",
-                                      running_.size(), " sequences are running"),
+               MakeError(absl::StatusCode::kDeadlineExceeded,
+                         absl::StrCat("the deadline passed after ", waited, ", when ", tokens,
+                                      " tokens had been generated"),
                          detail),
                RequestEnd::kFailed);
+    return;
   }
+  detail.reason = "DEADLINE_UNMEETABLE";
+  detail.retry_after = absl::Seconds(1);
+  EndRequest(request,
+             MakeError(absl::StatusCode::kResourceExhausted,
+                       absl::StrCat("the request waited ", waited,
+                                    " in the queue, which is its queue timeout; ", running_.size(),
+                                    " sequences are running: retry later"),
+                       detail),
+             RequestEnd::kFailed);
+}
+
+void EngineCore::ExpireDeadlines(absl::Time now) {
+  if (now < next_deadline_) return;
+  std::vector<RequestState*> late;
+  next_deadline_ = absl::InfiniteFuture();
+  for (const auto& item : by_id_) {
+    const absl::Time deadline = item.second->next_deadline();
+    if (deadline <= now) {
+      late.push_back(item.second);
+    } else {
+      next_deadline_ = std::min(next_deadline_, deadline);
+    }
+  }
+  for (RequestState* request : late) EndLate(request, now);
   Reap();
 }
 
-absl::Time EngineCore::NextDeadline() const {
-  absl::Time next = absl::InfiniteFuture();
-  for (const auto& item : by_id_) {
-    next = std::min(next, item.second->spec.deadline);
-    if (!item.second->scheduled) next = std::min(next, item.second->spec.queue_deadline);
-  }
-  return next;
-}
-
-EngineStats EngineCore::stats() const {
-  EngineStats stats;
-  for (const auto& item : by_id_) {
-    ++(item.second->scheduled ? stats.requests_running : stats.requests_queued);
-  }
+EngineCore::State EngineCore::state() const {
+  State state;
+  state.counters = counters_;
+  EngineStats& gauges = state.gauges;
+  gauges.requests_running = num_scheduled_;
+  gauges.requests_queued = active_requests() - num_scheduled_;
   const BlockAllocator& blocks = cache_.blocks();
-  stats.kv_blocks_total = blocks.num_blocks();
-  stats.kv_blocks_free = blocks.num_free();
-  stats.kv_blocks_cached = blocks.num_idle();
-  stats.kv_blocks_active = blocks.num_held();
-  stats.slots_total = options_.slots;
-  stats.slots_free = static_cast<int64_t>(free_slots_.size());
-  stats.snapshots_total = cache_.num_snapshots();
-  stats.snapshots_used = cache_.snapshots_used();
-  const Counters& c = *counters_;
-  stats.counters = {{"steps", c.steps},
-                    {"tokens_generated", c.tokens_generated},
-                    {"tokens_prefilled", c.tokens_prefilled},
-                    {"tokens_cached", c.tokens_cached},
-                    {"tokens_replayed", c.tokens_replayed},
-                    {"tokens_discarded", c.tokens_discarded},
-                    {"prefill_chunks", c.prefill_chunks},
-                    {"preemptions", c.preemptions},
-                    {"digests_checked", c.digests_checked},
-                    {"digest_mismatches", c.digest_mismatches},
-                    {"nan_logits", c.nan_logits},
-                    {"requests_started", c.started},
-                    {"requests_finished", c.finished},
-                    {"requests_failed", c.failed},
-                    {"requests_cancelled", c.cancelled}};
-  return stats;
+  gauges.kv_blocks_total = blocks.num_blocks();
+  gauges.kv_blocks_free = blocks.num_free();
+  gauges.kv_blocks_cached = blocks.num_idle();
+  gauges.kv_blocks_active = blocks.num_held();
+  gauges.slots_total = options_.slots;
+  gauges.slots_free = static_cast<int64_t>(free_slots_.size());
+  gauges.snapshots_total = cache_.num_snapshots();
+  gauges.snapshots_used = cache_.snapshots_used();
+  return state;
 }
 
 }  // namespace lockstep

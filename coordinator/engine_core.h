@@ -33,6 +33,31 @@ class EngineCore {
     std::function<void(const RequestState& request)> on_end;
   };
 
+  struct Counters {
+    int64_t steps = 0;
+    int64_t tokens_generated = 0;
+    int64_t tokens_prefilled = 0;
+    int64_t tokens_cached = 0;
+    int64_t tokens_replayed = 0;
+    int64_t tokens_discarded = 0;
+    int64_t prefill_chunks = 0;
+    int64_t preemptions = 0;
+    int64_t digests_checked = 0;
+    int64_t digest_mismatches = 0;
+    int64_t nan_logits = 0;
+    int64_t requests_started = 0;
+    int64_t requests_finished = 0;
+    int64_t requests_failed = 0;
+    int64_t requests_cancelled = 0;
+
+    std::map<std::string, int64_t> ToMap() const;
+  };
+  // What EngineStats says, cheap enough for every step.
+  struct State {
+    EngineStats gauges;  // without its counters
+    Counters counters;
+  };
+
   EngineCore(const EngineOptions& options, const Tokenizer* tokenizer, Hooks hooks);
   ~EngineCore();
 
@@ -46,7 +71,8 @@ class EngineCore {
   void EndAll(const absl::Status& status);
   // Ends what is past its deadline.
   void ExpireDeadlines(absl::Time now);
-  absl::Time NextDeadline() const;
+  // Nothing is past its deadline before this time.
+  absl::Time NextDeadline() const { return next_deadline_; }
 
   // The next step, which counts as in flight from now on; nothing when there is nothing to run.
   absl::optional<worker::v1::StepRequest> PlanStep();
@@ -57,7 +83,7 @@ class EngineCore {
 
   int32_t steps_in_flight() const { return static_cast<int32_t>(in_flight_.size()); }
   int64_t active_requests() const { return static_cast<int64_t>(by_id_.size()); }
-  EngineStats stats() const;
+  State state() const;
   absl::Time Now() const;
 
  private:
@@ -81,7 +107,6 @@ class EngineCore {
     uint64_t batch_digest;
     std::vector<EntryInFlight> entries;
   };
-  struct Counters;
 
   bool CacheUsable(const RequestState& request) const { return !request.chain.empty(); }
   bool WaitsForSibling(const SequenceState& sequence) const;
@@ -114,6 +139,7 @@ class EngineCore {
   // ---- ends ----
   void Retire(SequenceState* sequence);
   void ReleasePlace(SequenceState* sequence);
+  void EndLate(RequestState* request, absl::Time now);
   void EndRequest(RequestState* request, const absl::Status& status, RequestEnd how);
   void Reap();
 
@@ -139,7 +165,10 @@ class EngineCore {
   std::set<SequenceState*, OlderSequence> waiting_;
   std::set<SequenceState*, OlderSequence> running_;
   std::deque<StepInFlight> in_flight_;
-  std::unique_ptr<Counters> counters_;
+  Counters counters_;
+  int64_t num_scheduled_ = 0;  // active requests that are in no queue any more
+  // No deadline of an active request is earlier.
+  absl::Time next_deadline_ = absl::InfiniteFuture();
 };
 
 }  // namespace lockstep

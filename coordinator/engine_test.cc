@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/testing/matchers.h"
+#include "models/tokenizer/fake_tokenizer.h"
 
 namespace lockstep {
 namespace testing {
@@ -34,7 +35,10 @@ absl::Status SubmitTo(EngineFixture* fixture, const GenerationSpec& spec) {
 }
 
 TEST(EngineTest, GeneratesTheModelsTokensAndDigest) {
-  EngineFixture fixture(SmallEngine());
+  EngineOptions options = SmallEngine();
+  options.model_name = "model";
+  options.server_version = "1.2";
+  EngineFixture fixture(options);
   GenerationSpec spec = MakeSpec("a", MakePrompt(10, 1), 20);
   spec.effective_sampling.set_temperature(0.5f);
   auto sink = fixture.Submit(spec);
@@ -46,6 +50,8 @@ TEST(EngineTest, GeneratesTheModelsTokensAndDigest) {
   EXPECT_EQ(output.end.reason(), pb::MAX_TOKENS);
   EXPECT_EQ(output.accepted.prompt_tokens(), 10);
   EXPECT_EQ(output.accepted.epoch(), 1u);
+  EXPECT_EQ(output.accepted.model(), "model");
+  EXPECT_EQ(output.accepted.server_version(), "1.2");
   EXPECT_EQ(output.accepted.effective_sampling().temperature(), 0.5f);
   EXPECT_EQ(output.end.usage().prompt_tokens(), 10);
   EXPECT_EQ(output.end.usage().completion_tokens(), 20);
@@ -124,6 +130,27 @@ TEST(EngineTest, EchoComesFirstAndLogprobsComeWithTheirTokens) {
   ASSERT_EQ(output.logprobs.size(), 3u);
   EXPECT_EQ(output.logprobs[2].token_id(), output.ids[2]);
   EXPECT_EQ(output.logprobs[2].top_size(), 2);
+}
+
+TEST(EngineTest, AStopStringEndsTheTextBeforeIt) {
+  const FakeTokenizer tokenizer;
+  EngineFixture fixture(SmallEngine(), nullptr, &tokenizer);
+  GenerationSpec spec = MakeSpec("a", MakePrompt(10, 1), 60);
+  for (int32_t id = 'a'; id <= 'z'; ++id) spec.sampling.add_allowed_ids(id);
+  spec.detokenize = true;
+  std::string text;
+  for (const int32_t id : EngineFixture::Expect(spec).ids) text += static_cast<char>(id);
+  const std::string stop = text.substr(20, 3);
+  spec.stop_strings = {stop};
+  auto sink = fixture.Submit(spec);
+  ASSERT_TRUE(sink->WaitDone());
+  const RecordingSink::Output output = sink->output();
+  EXPECT_EQ(Difference(*sink, spec), "");
+  EXPECT_EQ(output.text, text.substr(0, text.find(stop)));
+  EXPECT_EQ(output.end.reason(), pb::STOP_TEXT);
+  EXPECT_EQ(output.end.stop_text(), stop);
+  ExpectIdle(&fixture);
+  EXPECT_EQ(fixture.engine.stats().counters["tokens_discarded"], 1);
 }
 
 TEST(EngineTest, SeveralOutputsMeetInThePrefixCache) {

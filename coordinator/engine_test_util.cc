@@ -144,10 +144,11 @@ EngineOptions SmallEngine() {
 
 EngineFixture::EngineFixture(
     const EngineOptions& engine_options,
-    std::function<void(const worker::v1::StepPlan&, worker::v1::StepResult*)> change)
+    std::function<void(const worker::v1::StepPlan&, worker::v1::StepResult*)> change,
+    const Tokenizer* tokenizer)
     : options(engine_options),
       transport(WithChange(TransportFor(engine_options), std::move(change))),
-      engine(engine_options, &transport, nullptr) {
+      engine(engine_options, &transport, tokenizer) {
   engine.Start(1, 1);
 }
 

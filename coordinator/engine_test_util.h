@@ -69,7 +69,8 @@ EngineOptions SmallEngine();
 struct EngineFixture {
   explicit EngineFixture(
       const EngineOptions& engine_options,
-      std::function<void(const worker::v1::StepPlan&, worker::v1::StepResult*)> change = nullptr);
+      std::function<void(const worker::v1::StepPlan&, worker::v1::StepResult*)> change = nullptr,
+      const Tokenizer* tokenizer = nullptr);
 
   std::shared_ptr<RecordingSink> Submit(const GenerationSpec& spec);
   // Waits until the engine is idle; false when it takes more than 30 s.

@@ -1,6 +1,7 @@
 // Errors as clients see them: a status code, a message for people, and machine-readable details
-// (google.rpc.ErrorInfo with a reason; BadRequest with the field path for input faults; RetryInfo where
-// a retry helps). Carried as a payload of absl::Status until an adapter turns it into a grpc::Status.
+// (google.rpc.ErrorInfo with a reason; BadRequest with the field path for input faults; RetryInfo
+// where a retry helps). Carried as a payload of absl::Status until an adapter turns it into a
+// grpc::Status.
 //
 // Rule: a client fault never gives UNAVAILABLE, INTERNAL or UNKNOWN; a server fault never gives
 // INVALID_ARGUMENT.

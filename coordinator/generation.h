@@ -16,21 +16,23 @@ namespace lockstep {
 // A validated request: everything in range, text tokenized, defaults filled in.
 struct GenerationSpec {
   std::string request_id;
-  uint64_t body_digest = 0;  // of the request without its id: same id + same digest = the same request
+  uint64_t body_digest =
+      0;  // of the request without its id: same id + same digest = the same request
   std::vector<int32_t> prompt_ids;  // not empty
   std::string prompt_text;          // for echo; may be empty
-  // Of output 0; output i differs in output_index only. stop_ids (min_tokens masks them) are filled in.
+  // Of output 0; output i differs in output_index only. stop_ids (min_tokens masks them) are filled
+  // in.
   worker::v1::SamplingSpec sampling;
   inference::v1::Sampling effective_sampling;  // returned in Accepted
   int32_t n = 1;
   int32_t min_tokens = 0;
-  int32_t max_tokens = 1;  // >= 1; prompt + max_tokens <= context
+  int32_t max_tokens = 1;              // >= 1; prompt + max_tokens <= context
   bool max_tokens_is_context = false;  // the limit is the context: the end is CONTEXT_FULL
   std::vector<std::string> stop_strings;
   std::vector<int32_t> stop_token_ids;  // the request's own
   std::vector<int32_t> eos_token_ids;   // of the model; empty with ignore_eos
   bool include_stop_in_output = false;
-  bool detokenize = true;        // false where the model has no tokenizer
+  bool detokenize = true;  // false where the model has no tokenizer
   bool return_token_ids = true;
   bool echo = false;
   int32_t priority = 0;
@@ -40,9 +42,9 @@ struct GenerationSpec {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// Receives one request's events. Called by the engine's thread, one call at a time, in order; must not
-// block and must not call the engine. Exactly one OnDone, last: OK after every output's Finished, else
-// the reason why the request ended without.
+// Receives one request's events. Called by the engine's thread, one call at a time, in order; must
+// not block and must not call the engine. Exactly one OnDone, last: OK after every output's
+// Finished, else the reason why the request ended without.
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;

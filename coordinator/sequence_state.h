@@ -4,6 +4,7 @@
 // preemption. Not thread safe; belongs to the engine's thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -32,6 +33,10 @@ struct RequestState {
   int32_t outputs_finished = 0;
 
   int64_t prompt_length() const { return static_cast<int64_t>(spec.prompt_ids.size()); }
+  // When it is to be ended as it stands now.
+  absl::Time next_deadline() const {
+    return scheduled ? spec.deadline : std::min(spec.deadline, spec.queue_deadline);
+  }
   // The last grid position that a prefix-cache hit may end at.
   int64_t last_grid_position() const;
 };

@@ -22,6 +22,7 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitInterrupted = 130;
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
+constexpr absl::Duration kSettle = absl::Milliseconds(300);
 
 sigset_t StopSignals() {
   sigset_t set;
@@ -72,22 +73,26 @@ Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
   while (ending.signal == 0 && ending.failure.ok()) {
     ending.signal = WaitForSignal(kPoll);
     if (ending.signal != 0) break;
-    if (load_ended && !announced) {
-      announced = true;
-      if (load_status.ok()) {
-        fputs(coordinator->Describe().c_str(), stderr);
-      } else {
-        ending.failure = load_status;
-        break;
-      }
-    }
     if (options.check) ending.failure = options.check();
-    if (ending.failure.ok() && announced) ending.failure = coordinator->Healthy();
+    if (!ending.failure.ok() || !load_ended) continue;
+    if (!announced && load_status.ok()) fputs(coordinator->Describe().c_str(), stderr);
+    announced = true;
+    ending.failure = coordinator->Healthy();
+    if (!ending.failure.ok() && options.check) {
+      // A worker that died breaks load and steps a moment before its end can be seen.
+      absl::SleepFor(kSettle);
+      const absl::Status cause = options.check();
+      if (!cause.ok()) ending.failure = cause;
+    }
   }
   if (!load_ended) {
     // Nothing was accepted yet, and a load cannot be interrupted: the process ends with it.
-    LogInfo("stopped while loading", ending.failure.ok() ? "" : ": ", ending.failure.message());
-    _Exit(ending.signal != 0 ? ExitCodeOf(ending.signal) : kExitFailed);
+    if (ending.failure.ok()) {
+      LogInfo("stopped while loading");
+      _Exit(ExitCodeOf(ending.signal));
+    }
+    LogError("while loading: ", ending.failure.message());
+    _Exit(kExitFailed);
   }
   loader.join();
   return ending;

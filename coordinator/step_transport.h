@@ -20,9 +20,10 @@ class StepTransport {
   // Sends a step to every rank. Does not wait for results. An error means the group is broken.
   virtual absl::Status Send(const worker::v1::StepRequest& request) = 0;
 
-  // The next agreed result, in step order: rank 0's, after every rank answered with the same digests.
-  // Waits until `deadline`: DeadlineExceeded then, and nothing is lost. Any other error means that the
-  // group is broken (a rank that refused, disagreed or went away; the message names it).
+  // The next agreed result, in step order: rank 0's, after every rank answered with the same
+  // digests. Waits until `deadline`: DeadlineExceeded then, and nothing is lost. Any other error
+  // means that the group is broken (a rank that refused, disagreed or went away; the message names
+  // it).
   virtual absl::StatusOr<worker::v1::StepResult> Receive(absl::Time deadline) = 0;
 
   // Makes a Receive that waits return Cancelled soon (a new request arrived). Any thread. A wake-up

@@ -34,13 +34,17 @@ int main(int argc, char** argv) {
       "Start with: lockstep serve --model FOLDER --tp 2, then: lockstep generate \"Hello\"");
   app.name("lockstep");
   app.footer(lockstep::cli::kExitCodesHelp);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   int exit_code = lockstep::cli::kExitFailed;
   for (const AddVerb add : kVerbs) add(&app, &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? lockstep::cli::kExitOk : lockstep::cli::kExitUsage;
+  }
+  if (app.get_subcommands().empty()) {
+    lockstep::cli::Talk("error: which subcommand? `lockstep --help` lists them");
+    return lockstep::cli::kExitUsage;
   }
   return exit_code;
 }

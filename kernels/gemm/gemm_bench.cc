@@ -1,6 +1,9 @@
-// gemm_bench: multiply-adds per second of Gemm, one thread, for every format and several T.
+// gemm_bench: multiply-adds per second of Gemm, one thread, for every format and several T. Seconds
+// are those that the thread ran, so that other work on the machine does not count.
+//
 // Usage: gemm_bench [n] [k]
-#include <chrono>
+#include <time.h>
+
 #include <cstdlib>
 #include <iostream>
 #include <vector>
@@ -28,6 +31,12 @@ constexpr Format kFormats[] = {
     {"fp8_block_w8a8", WeightFormat::kFp8, WeightScaling::kBlock128, 1, true},
 };
 
+double ThreadSeconds() {
+  timespec t;
+  CHECK_EQ(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t), 0);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
 double SecondsPerCall(ExecContext* ctx, const GemmWeight& w, int64_t m, bool act_codes) {
   std::vector<float> x(m * w.k, 0.5f);
   std::vector<float> out(m * w.n);
@@ -36,14 +45,14 @@ double SecondsPerCall(ExecContext* ctx, const GemmWeight& w, int64_t m, bool act
   const TensorView xv(x.data(), act_codes ? DType::kU8 : DType::kF32, {m, w.k});
   const TensorView outv(out.data(), DType::kF32, {m, w.n});
   int calls = 0;
-  const auto start = std::chrono::steady_clock::now();
-  std::chrono::duration<double> spent{};
-  do {
+  const double start = ThreadSeconds();
+  double spent = 0;
+  while (spent < 0.2) {
     CHECK_OK(Gemm(ctx, w, xv, act_codes ? &act : nullptr, outv));
     ++calls;
-    spent = std::chrono::steady_clock::now() - start;
-  } while (spent.count() < 0.2);
-  return spent.count() / calls;
+    spent = ThreadSeconds() - start;
+  }
+  return spent / calls;
 }
 
 void Run(int64_t n, int64_t k) {

@@ -58,6 +58,7 @@ void FreeBytes(DeviceType device, void* data) {
 
 absl::Status CopyBytes(DeviceType to_device, void* to, DeviceType from_device, const void* from,
                        int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
   if (to_device == DeviceType::kCuda || from_device == DeviceType::kCuda) {
     return cuda_memory::Copy(to, from, bytes);
   }

@@ -19,7 +19,8 @@ void FreeBytes(DeviceType device, void* data);
 absl::Status CopyBytes(DeviceType to_device, void* to, DeviceType from_device, const void* from,
                        int64_t bytes);
 
-// Waits for all work of the device and gives its pending error, if any. For tests and tools.
+// Waits for the work of the device's default stream and gives its pending error, if any. For tests
+// and tools.
 absl::Status SynchronizeDevice(DeviceType device);
 
 namespace cuda_memory {

@@ -41,7 +41,9 @@ absl::Status Copy(void* to, const void* from, int64_t bytes) {
                   "cudaMemcpy");
 }
 
-absl::Status Synchronize() { return ToStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+absl::Status Synchronize() {
+  return ToStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+}
 
 }  // namespace cuda_memory
 }  // namespace lockstep

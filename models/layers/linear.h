@@ -1,5 +1,6 @@
-// The linears that models are written with: column-parallel (full K, the rank's rows) and row-parallel
-// (the rank's columns, an all-reduce joins the partial sums). Formats stay behind LinearMethod.
+// The linears that models are written with: column-parallel (full K, the rank's rows) and
+// row-parallel (the rank's columns, an all-reduce joins the partial sums). Formats stay behind
+// LinearMethod.
 #pragma once
 
 #include <memory>
@@ -27,9 +28,10 @@ struct LinearLoader {
 class Linear {
  public:
   // Rows of [n, k] split by `rows` (ShardSpec over n).
-  static absl::StatusOr<Linear> ColumnParallel(const LinearLoader& loader, const std::string& module,
-                                               const std::string& module_class, int64_t n, int64_t k,
-                                               const ShardSpec& rows);
+  static absl::StatusOr<Linear> ColumnParallel(const LinearLoader& loader,
+                                               const std::string& module,
+                                               const std::string& module_class, int64_t n,
+                                               int64_t k, const ShardSpec& rows);
   // Columns of [n, k] split into the rank's share of the virtual shards of k.
   static absl::StatusOr<Linear> RowParallel(const LinearLoader& loader, const std::string& module,
                                             const std::string& module_class, int64_t n, int64_t k);

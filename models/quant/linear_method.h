@@ -1,5 +1,5 @@
-// LinearMethod: how one weight format becomes resident on a rank and is applied. One implementation per
-// WeightScheme, made by MakeLinearMethod from an explicit table; models only say "linear"
+// LinearMethod: how one weight format becomes resident on a rank and is applied. One implementation
+// per WeightScheme, made by MakeLinearMethod from an explicit table; models only say "linear"
 // (models/layers/linear.h) and never see a format.
 #pragma once
 
@@ -23,9 +23,9 @@ enum class ActivationQuant { kNone, kCheckpoint };
 
 // The part of a linear [n, k] that a rank holds.
 struct LinearShard {
-  std::string module;            // full name in the checkpoint
-  std::string module_class;      // for accounting
-  int64_t n = 0;                 // full shape
+  std::string module;        // full name in the checkpoint
+  std::string module_class;  // for accounting
+  int64_t n = 0;             // full shape
   int64_t k = 0;
   std::vector<Range> rows;       // of n; ascending
   Range columns;                 // of k; for a row-parallel linear whole virtual shards
@@ -40,8 +40,8 @@ struct LinearShard {
   int64_t local_shards() const { return row_parallel ? columns.size / virtual_shards.size : 1; }
 };
 
-// An input of linears, quantized at most once per way of quantizing and shared by all linears that read
-// it. Lives for one call of a layer.
+// An input of linears, quantized at most once per way of quantizing and shared by all linears that
+// read it. Lives for one call of a layer.
 class LinearInput {
  public:
   // x [T, K] F32 or BF16. `workspace` scope of the caller covers the quantized copies.
@@ -51,9 +51,9 @@ class LinearInput {
   // One quantized form: E4M3 codes U8 [T, K] and F32 scales [T, groups].
   struct Quantized {
     ActivationScheme scheme = ActivationScheme::kNone;
-    int64_t shard_size = 0;      // groups restart at every virtual shard
-    int64_t group = 0;           // columns per scale; the last of a shard may have fewer
-    float static_scale = 0.0f;   // kFp8Static
+    int64_t shard_size = 0;     // groups restart at every virtual shard
+    int64_t group = 0;          // columns per scale; the last of a shard may have fewer
+    float static_scale = 0.0f;  // kFp8Static
     TensorView codes;
     TensorView scales;
   };
@@ -71,18 +71,19 @@ class ResidentLinear {
   const LinearShard& shard() const { return shard_; }
   const LinearScheme& scheme() const { return scheme_; }
 
-  // sum[t, o] over the rank's columns, [T, local_n]: scales applied per virtual shard or block before
-  // the tree over the rank's virtual shards (numerics N2). F32: not rounded; BF16: rounded once.
-  // A quantized form of the input stays in the workspace until the caller's scope ends.
+  // sum[t, o] over the rank's columns, [T, local_n]: scales applied per virtual shard or block
+  // before the tree over the rank's virtual shards (numerics N2). F32: not rounded; BF16: rounded
+  // once. A quantized form of the input stays in the workspace until the caller's scope ends.
   virtual absl::Status Apply(ExecContext* ctx, LinearInput* input, TensorView sum) const = 0;
 
-  // For evaluation: what Apply makes of `input` before the product. Scales [T, groups of this rank].
-  // FailedPrecondition when this linear does not quantize its input.
+  // For evaluation: what Apply makes of `input` before the product. Scales [T, groups of this
+  // rank]. FailedPrecondition when this linear does not quantize its input.
   virtual absl::StatusOr<LinearInput::Quantized> QuantizeInput(ExecContext* ctx,
                                                                LinearInput* input) const = 0;
 
-  // out[t] = row (tokens[t] - row_begin) of the weight where this rank holds it, zeros elsewhere: a tied
-  // head serves as the embedding. FailedPrecondition for quantized weights. tokens I32 [T]; out [T, k].
+  // out[t] = row (tokens[t] - row_begin) of the weight where this rank holds it, zeros elsewhere: a
+  // tied head serves as the embedding. FailedPrecondition for quantized weights. tokens I32 [T];
+  // out [T, k].
   virtual absl::Status GatherRows(ExecContext* ctx, ConstTensorView tokens, int64_t row_begin,
                                   TensorView out) const = 0;
 

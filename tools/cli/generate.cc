@@ -1,6 +1,8 @@
 // `lockstep generate`: see generate.h.
 #include "tools/cli/generate.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -101,7 +103,8 @@ int Run(const Flags& flags) {
       PrintDelta(event.delta(), &ids_only);
     }
     if (event.has_finished()) {
-      if (!flags.json) std::cout << std::endl;
+      // For people only: what a program reads is the text and nothing else.
+      if (!flags.json && isatty(STDOUT_FILENO) != 0) std::cout << std::endl;
       Talk(Summary(event.finished()));
     }
   }
@@ -117,7 +120,8 @@ void AddGenerate(CLI::App* app, int* exit_code) {
   flags->sampling.AddTo(verb);
   verb->add_option("prompt", flags->prompt, "The prompt; - or nothing reads stdin");
   verb->add_option("--token-ids", flags->token_ids, "The prompt as token ids: 1,2,3")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   verb->add_flag("--chat", flags->chat, "The prompt is a message of a user to an assistant");
   verb->add_flag("--echo", flags->echo, "Print the prompt first");
   verb->add_flag("--json", flags->json, "Print every event as a line of JSON");

@@ -80,15 +80,22 @@ absl::StatusOr<std::unique_ptr<LocalWorkers>> LocalWorkers::Start(
                            &workers->processes_[static_cast<size_t>(rank)], kListenTimeout));
     workers->addresses_.push_back(std::move(address));
   }
+  workers->RemoveFolder();
   return workers;
 }
 
 LocalWorkers::~LocalWorkers() {
   Stop(kStopTimeout);
+  RemoveFolder();
+}
+
+void LocalWorkers::RemoveFolder() {
+  if (folder_.empty()) return;
   for (size_t rank = 0; rank < processes_.size(); ++rank) {
     unlink(AddressFile(folder_, static_cast<int>(rank)).c_str());
   }
-  if (!folder_.empty()) rmdir(folder_.c_str());
+  rmdir(folder_.c_str());
+  folder_.clear();
 }
 
 absl::Status LocalWorkers::Check() {

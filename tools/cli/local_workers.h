@@ -42,8 +42,9 @@ class LocalWorkers {
 
  private:
   LocalWorkers() = default;
+  void RemoveFolder();
 
-  std::string folder_;  // of the address files
+  std::string folder_;  // of the address files, while they are needed
   std::vector<ChildProcess> processes_;
   std::vector<std::string> addresses_;
 };

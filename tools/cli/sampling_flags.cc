@@ -28,7 +28,8 @@ void SamplingFlags::AddTo(CLI::App* app) {
   app->add_option("--stop", stop_, "Text that ends the output; may be given several times")
       ->allow_extra_args(false);
   app->add_option("--stop-token-ids", stop_token_ids_, "Ids that end the output: 1,2,3")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   app->add_flag("--ignore-eos", ignore_eos_, "Do not end at the model's end of text");
   app->add_flag("--include-stop", include_stop_, "Keep the stop text in the output");
   app->add_option("--system", system, "System message of a chat");

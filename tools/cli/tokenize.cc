@@ -74,7 +74,9 @@ void AddTokenize(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<Flags>();
   flags->client.AddTo(verb);
   verb->add_option("text", flags->text, "Text; - or nothing reads stdin");
-  verb->add_option("--decode", flags->decode, "Token ids to turn into text: 1,2,3")->delimiter(',');
+  verb->add_option("--decode", flags->decode, "Token ids to turn into text: 1,2,3")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   verb->add_flag("--ids", flags->ids_only, "Print the ids alone, comma separated");
   verb->add_flag("--count", flags->count, "Print the number of tokens alone");
   verb->callback([flags, exit_code]() { *exit_code = Run(*flags); });

@@ -5,6 +5,7 @@
 
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
+#include "CLI/Version.hpp"
 #include "google/protobuf/stubs/common.h"
 #include "grpcpp/grpcpp.h"
 #include "kernels/base/version.h"
