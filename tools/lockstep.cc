@@ -7,6 +7,7 @@
 #include "tools/cli/chat.h"
 #include "tools/cli/common.h"
 #include "tools/cli/coordinator.h"
+#include "tools/cli/eval.h"
 #include "tools/cli/generate.h"
 #include "tools/cli/health.h"
 #include "tools/cli/serve.h"
@@ -23,7 +24,7 @@ constexpr AddVerb kVerbs[] = {
     lockstep::cli::AddServe,    lockstep::cli::AddCoordinator, lockstep::cli::AddWorker,
     lockstep::cli::AddGenerate, lockstep::cli::AddChat,        lockstep::cli::AddTokenize,
     lockstep::cli::AddStatus,   lockstep::cli::AddHealth,      lockstep::cli::AddBench,
-    lockstep::cli::AddVersion,
+    lockstep::cli::AddEval,     lockstep::cli::AddVersion,
 };
 
 }  // namespace
