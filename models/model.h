@@ -76,7 +76,7 @@ class Model {
   virtual absl::Status Forward(ExecContext* ctx, CommGroup* comm, const ForwardBatch& batch,
                                const CacheViews& caches, TensorView logits) const = 0;
 
-  // For evaluation: the linear of that module name, or nullptr.
+  // For evaluation: the linear of that module name (with any prefix that releases use), or nullptr.
   virtual const Linear* FindLinear(const std::string& module) const = 0;
 };
 

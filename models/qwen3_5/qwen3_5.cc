@@ -44,6 +44,14 @@ struct Layer {
 
 constexpr char kPrefixes[][24] = {"model.language_model.", "language_model.model.", "model."};
 
+// Releases differ in the prefix of the text part: "model.layers.0..." names the same module in all.
+std::string WithoutPrefix(const std::string& module) {
+  for (const char* prefix : kPrefixes) {
+    if (absl::StartsWith(module, prefix)) return module.substr(std::string(prefix).size());
+  }
+  return module;
+}
+
 class Qwen35 : public Model {
  public:
   Qwen35(const Config& config, const ModelOptions& options, int world)
@@ -63,7 +71,9 @@ class Qwen35 : public Model {
   absl::Status LoadDeltaNet(const LinearLoader& loader, const std::string& name, Layer* layer);
   absl::Status LoadMlp(const LinearLoader& loader, const std::string& name, Layer* layer);
   absl::Status MakeRope(DeviceType device);
-  void AddLinear(const Linear& linear) { linears_[linear.resident().shard().module] = &linear; }
+  void AddLinear(const Linear& linear) {
+    linears_[WithoutPrefix(linear.resident().shard().module)] = &linear;
+  }
 
   absl::Status Attention(ExecContext* ctx, CommGroup* comm, const ForwardBatch& batch,
                          const CacheViews& caches, const AttentionLayer& layer, ConstTensorView u,
@@ -393,7 +403,7 @@ absl::Status Qwen35::Forward(ExecContext* ctx, CommGroup* comm, const ForwardBat
 }
 
 const Linear* Qwen35::FindLinear(const std::string& module) const {
-  const auto it = linears_.find(module);
+  const auto it = linears_.find(WithoutPrefix(module));
   return it == linears_.end() ? nullptr : it->second;
 }
 
