@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <sstream>
@@ -22,6 +23,10 @@ namespace {
 constexpr char kWorker[] = "worker/lockstep_worker";
 constexpr char kCoordinator[] = "coordinator/lockstep_coordinator";
 constexpr char kTestCoordinator[] = "tests/test_coordinator";
+
+bool Has(const std::vector<std::string>& flags, const std::string& flag) {
+  return std::find(flags.begin(), flags.end(), flag) != flags.end();
+}
 
 grpc::ChannelArguments ChannelArgs() {
   grpc::ChannelArguments args;
@@ -54,9 +59,9 @@ absl::StatusOr<Workers> Workers::Start(int count, const std::vector<std::string>
   for (int rank = 0; rank < count; ++rank) {
     files.push_back(TempPath("worker-address"));
     workers.logs.push_back(TempPath("worker-log"));
-    std::vector<std::string> argv = {kWorker, "--listen", "127.0.0.1:0", "--address-file",
-                                     files.back()};
+    std::vector<std::string> argv = {kWorker, "--address-file", files.back()};
     argv.insert(argv.end(), flags.begin(), flags.end());
+    if (!Has(flags, "--listen")) argv.insert(argv.end(), {"--listen", "127.0.0.1:0"});
     ChildProcess::Options options;
     options.stderr_path = workers.logs.back();
     ASSIGN_OR_RETURN(ChildProcess process, ChildProcess::Start(argv, options));
@@ -94,10 +99,9 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::StartCoordinator(
                                    absl::StrJoin(addresses, ","),
                                    "--host",
                                    "127.0.0.1",
-                                   "--port",
-                                   "0",
                                    "--address-file",
                                    file};
+  if (!Has(options.coordinator_flags, "--port")) argv.insert(argv.end(), {"--port", "0"});
   argv.insert(argv.end(), options.coordinator_flags.begin(), options.coordinator_flags.end());
   if (options.NeedsTestCoordinator()) {
     argv.insert(argv.end(), {"--chunk-policy", options.chunk_policy, "--preempt-every",

@@ -171,12 +171,12 @@ pb::GetStatsResponse Worker::GetStats() {
   response.set_op_launches(counters_.op_launches.load());
   response.set_collectives(counters_.collectives.load());
   response.set_steps(stats.steps);
-  response.set_refused_steps(stats.refused_steps);
   response.set_step_micros_total(stats.step_micros);
   response.set_idle_micros_total(stats.idle_micros);
   response.set_idle_waits(stats.idle_waits);
   response.set_rss_bytes(ResidentSetBytes());
   std::lock_guard<std::mutex> lock(mu_);
+  response.set_refused_steps(static_cast<int64_t>(stats.refused_steps) + fenced_steps_);
   *response.mutable_identity() = IdentityLocked();
   if (load_ != nullptr && load_->done) *response.mutable_weight_bytes() = load_->result.bytes();
   return response;
@@ -505,6 +505,7 @@ void Worker::Submit(uint64_t token, pb::StepRequest request, StepExecutor::Done 
       executor_.Submit(std::move(request), std::move(done));
       return;
     }
+    ++fenced_steps_;
   }
   done(status);
 }

@@ -27,6 +27,7 @@
 namespace lockstep {
 namespace {
 
+constexpr int kExitUsage = 2;
 // Plans are small; a replay of a long prompt is a few hundred kilobytes.
 constexpr int kMaxMessageBytes = 256 << 20;
 
@@ -149,7 +150,11 @@ int Main(int argc, char** argv) {
   Flags flags;
   CLI::App app("One rank of a model: holds its shard and runs the steps that a coordinator sends.");
   AddFlags(&app, &flags);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
   SetLogRole("worker");
   if (flags.log_level == "warning") SetLogLevel(Severity::kWarning);
   if (flags.log_level == "error") SetLogLevel(Severity::kError);
