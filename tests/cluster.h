@@ -70,7 +70,7 @@ class Cluster {
   // One whole generation; the status carries the gRPC code.
   absl::StatusOr<inference::v1::GenerateResult> Generate(
       const inference::v1::GenerateRequest& request, absl::Duration timeout = absl::Minutes(2));
-  // All at once, submitted in order; results in order.
+  // All at once, the last one a moment later; results in order.
   std::vector<absl::StatusOr<inference::v1::GenerateResult>> GenerateAll(
       const std::vector<inference::v1::GenerateRequest>& requests);
 

@@ -200,8 +200,8 @@ TEST(Exactness, DigestsDoNotDependOnTpBatchChunkingCacheOrPreemption) {
   matrix.Run({"", 0}, /*is_reference=*/true);
   ASSERT_FALSE(HasFatalFailure());
   for (const Condition& condition :
-       {Condition{"", 0}, Condition{"grid", 0}, Condition{"random:7", 0}, Condition{"", 7},
-        Condition{"grid", 7}, Condition{"random:11", 7}}) {
+       {Condition{"", 0}, Condition{"grid", 0}, Condition{"random:7", 0}, Condition{"", 5},
+        Condition{"grid", 5}, Condition{"random:11", 5}}) {
     matrix.Run(condition, false);
     ASSERT_FALSE(HasFatalFailure());
   }
@@ -209,8 +209,9 @@ TEST(Exactness, DigestsDoNotDependOnTpBatchChunkingCacheOrPreemption) {
               static_cast<long long>(matrix.compared()), static_cast<long long>(matrix.equal()),
               tensor_parallel, model_folder.c_str(), activations.c_str(), activation_quant.c_str());
   EXPECT_EQ(matrix.compared(), matrix.equal());
-  // 3 chunkings x 10 probes x (2 alone + 2 in a batch), and most of 3 x 10 x 2 preempted ones.
-  EXPECT_GE(matrix.compared(), 150);
+  // 3 chunkings x 10 probes x (2 alone + 2 in a batch), and those of 3 x 10 x 2 that were
+  // preempted.
+  EXPECT_GE(matrix.compared(), 140);
 }
 
 }  // namespace
