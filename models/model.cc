@@ -71,7 +71,9 @@ absl::Status TpLegality::Check(int tp) const {
 absl::StatusOr<TpLegality> LegalTpSizes(const ModelConfig& config) {
   const auto row = Find(config);
   if (!row.ok()) return row.status();
-  return (*row)->legal_tp(config);
+  auto legality = (*row)->legal_tp(config);
+  if (legality.ok() && !config.ReadErrors().ok()) return config.ReadErrors();
+  return legality;
 }
 
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelConfig& config,

@@ -146,7 +146,7 @@ std::vector<Case> Cases() {
          Change(f, [](Tensors* t) { *t->At("model.layers.0.mlp.gate_proj.weight_scale") = 0x7f; });
        },
        kDataLoss,
-       {"model.layers.0.mlp.gate_proj.weight_scale", "NaN"}},
+       {"CHECKPOINT_INVALID", "model.layers.0.mlp.gate_proj.weight_scale", "NaN"}},
       {"UnknownTensor",
        [](const std::string& f) {
          Change(f, [](Tensors* t) {
@@ -188,6 +188,24 @@ std::vector<Case> Cases() {
        },
        kInvalid,
        {"321", "320"}},
+      {"ConfigValueOfAnotherType",
+       [](const std::string& f) {
+         ChangeConfig(f, [](nlohmann::json* c) { (*c)["rms_norm_eps"] = "small"; });
+       },
+       kInvalid,
+       {"rms_norm_eps", "small", "a number"}},
+      {"NegativeEpsilon",
+       [](const std::string& f) {
+         ChangeConfig(f, [](nlohmann::json* c) { (*c)["rms_norm_eps"] = -1; });
+       },
+       kInvalid,
+       {"rms_norm_eps is -1"}},
+      {"ZeroRopeTheta",
+       [](const std::string& f) {
+         ChangeConfig(f, [](nlohmann::json* c) { (*c)["rope_parameters"]["rope_theta"] = 0; });
+       },
+       kInvalid,
+       {"rope_theta is 0"}},
       {"ConfigIsNoJson",
        [](const std::string& f) { WriteFile(f + "/config.json", "{\"model_type\": "); },
        kDataLoss,

@@ -58,6 +58,13 @@ absl::Status CheckPositive(const ModelConfig& model, const Config& c) {
       return Refuse(model, absl::StrCat(row.key, " is ", row.value, ", must be in [1, 2^20]"));
     }
   }
+  if (!(c.norm_eps > 0.0f && c.norm_eps < 1.0f)) {
+    return Refuse(model, absl::StrCat("rms_norm_eps is ", c.norm_eps, ", must be in (0, 1)"));
+  }
+  if (!(c.rope_theta > 0 && std::isfinite(c.rope_theta))) {
+    return Refuse(model,
+                  absl::StrCat("rope_theta is ", c.rope_theta, ", must be positive and finite"));
+  }
   if (c.num_q_heads % c.num_kv_heads != 0) {
     return Refuse(model, absl::StrCat("num_attention_heads ", c.num_q_heads,
                                       " is no multiple of num_key_value_heads ", c.num_kv_heads));
