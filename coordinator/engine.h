@@ -50,10 +50,11 @@ struct EngineStats {
   int64_t kv_blocks_total = 0, kv_blocks_free = 0, kv_blocks_cached = 0, kv_blocks_active = 0;
   int64_t slots_total = 0, slots_free = 0;
   int64_t snapshots_total = 0, snapshots_used = 0;
-  // "steps", "tokens_generated", "tokens_prefilled", "tokens_cached", "tokens_replayed",
-  // "preemptions", "requests_started", "requests_finished", "requests_failed",
-  // "requests_cancelled", "digest_mismatches", "nan_logits", "tokens_discarded", "digests_checked".
-  // At every moment requests_started = finished + failed + cancelled + running + queued.
+  // "steps", "step_micros_total" (rank 0, of steps that have answered), "tokens_generated",
+  // "tokens_prefilled", "tokens_cached", "tokens_replayed", "preemptions", "requests_started",
+  // "requests_finished", "requests_failed", "requests_cancelled", "digest_mismatches",
+  // "nan_logits", "tokens_discarded", "digests_checked". At every moment requests_started =
+  // finished + failed + cancelled + running + queued.
   std::map<std::string, int64_t> counters;
 };
 

@@ -19,6 +19,7 @@ using worker::v1::StepResult;
 
 std::map<std::string, int64_t> EngineCore::Counters::ToMap() const {
   return {{"steps", steps},
+          {"step_micros_total", step_micros_total},
           {"tokens_generated", tokens_generated},
           {"tokens_prefilled", tokens_prefilled},
           {"tokens_cached", tokens_cached},
@@ -311,6 +312,7 @@ absl::Status EngineCore::ApplyResult(const StepResult& result) {
   }
   const StepInFlight step = std::move(in_flight_.front());
   in_flight_.pop_front();
+  counters_.step_micros_total += result.step_micros();
   const bool expected = result.epoch() == epoch_ && result.step_id() == step.step_id &&
                         result.batch_digest() == step.batch_digest &&
                         result.sequences_size() == static_cast<int>(step.entries.size());

@@ -35,6 +35,7 @@ class EngineCore {
 
   struct Counters {
     int64_t steps = 0;
+    int64_t step_micros_total = 0;  // of the steps that have answered, as rank 0 measured them
     int64_t tokens_generated = 0;
     int64_t tokens_prefilled = 0;
     int64_t tokens_cached = 0;

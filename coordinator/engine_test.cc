@@ -202,11 +202,14 @@ TEST(EngineTest, AFinishedPromptIsReusedUnlessBypassedOrSalted) {
 TEST(EngineTest, LongPromptsAreCutByTheBudgetAndDecodesGoFirst) {
   EngineFixture fixture(SmallEngine());
   fixture.transport.RecordPlans();
+  fixture.transport.Pause();  // so that the first one still decodes when the second one comes
+  fixture.transport.Allow(2);
   const GenerationSpec decoding = MakeSpec("a", MakePrompt(5, 1), 60);
   auto first = fixture.Submit(decoding);
   ASSERT_TRUE(first->WaitTokens(2));
   const GenerationSpec prompt = MakeSpec("b", MakePrompt(400, 2), 2);
   auto second = fixture.Submit(prompt);
+  fixture.transport.Resume();
   ASSERT_TRUE(first->WaitDone() && second->WaitDone());
   EXPECT_EQ(Difference(*first, decoding), "");
   EXPECT_EQ(Difference(*second, prompt), "");

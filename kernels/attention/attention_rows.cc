@@ -24,15 +24,17 @@ void AddBlock(const float* q, const Cache* keys, const Cache* values, int64_t co
               float scale, Softmax* state) {
   float p[kKeyBlock];
   float maximum = state->maximum;
-  for (int64_t j = 0; j < count; ++j) {
-    F32x16 lanes = Zero();
-    for (int64_t i = 0; i < dim; i += 16) {
-      lanes = Fma(Load(q + i), LoadAs(keys + j * dim + i), lanes);
-    }
-    p[j] = ReduceAdd(lanes) * scale;
-    maximum = p[j] > maximum ? p[j] : maximum;
+  // The cache holds whole blocks: keys past `count` may be read, what they give is dropped.
+  for (int64_t j = 0; j < count; j += 16) {
+    Store(p + j, Mul(Dots16(keys + j * dim, dim, q, dim), Set(scale)));
   }
   for (int64_t j = count; j < kKeyBlock; ++j) p[j] = kNegativeInfinity;
+  float largest[16];
+  for (int l = 0; l < 16; ++l) largest[l] = maximum;
+  for (int64_t j = 0; j < kKeyBlock; j += 16) {
+    for (int l = 0; l < 16; ++l) largest[l] = p[j + l] > largest[l] ? p[j + l] : largest[l];
+  }
+  for (int l = 0; l < 16; ++l) maximum = largest[l] > maximum ? largest[l] : maximum;
   F32x16 sums = Zero();
   for (int64_t j = 0; j < kKeyBlock; j += 16) {
     const F32x16 e = ExpOf(Sub(Load(p + j), Set(maximum)));

@@ -222,15 +222,36 @@ inline void LoadE2M1Lanes(const uint8_t* p, int n, F32x16* low, F32x16* high) {
 #endif
 
 // The first n lanes, as they are or rounded to bfloat16 (ties to even; a NaN stays a quiet NaN).
+#if defined(LOCKSTEP_ISA_AVX512)
+
+inline void StoreLanes(float* p, F32x16 a, int n) { _mm512_mask_storeu_ps(p, FirstLanes(n), a.v); }
+inline __m256i RoundToBF16(F32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i upper = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  const __m512i number = _mm512_srli_epi32(
+      _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+  const __m512i nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(number, is_nan, nan));
+}
+inline void StoreBF16(uint16_t* p, F32x16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), RoundToBF16(a));
+}
+inline void StoreBF16Lanes(uint16_t* p, F32x16 a, int n) {
+  _mm256_mask_storeu_epi16(p, FirstLanes(n), RoundToBF16(a));
+}
+
+#else
+
 inline void StoreLanes(float* p, F32x16 a, int n) {
   float lanes[16];
   Store(lanes, a);
   std::memcpy(p, lanes, static_cast<size_t>(n) * 4);
 }
-inline void StoreBF16Lanes(uint16_t* p, F32x16 a, int n) {
+inline void RoundToBF16(F32x16 a, uint16_t* rounded) {
   uint32_t bits[16];
   float lanes[16];
-  uint16_t rounded[16];
   Store(lanes, a);
   std::memcpy(bits, lanes, sizeof bits);
   for (int i = 0; i < 16; ++i) {
@@ -238,8 +259,15 @@ inline void StoreBF16Lanes(uint16_t* p, F32x16 a, int n) {
     const uint32_t number = (bits[i] + 0x7fffu + ((bits[i] >> 16) & 1u)) >> 16;
     rounded[i] = static_cast<uint16_t>((bits[i] & 0x7fffffffu) > 0x7f800000u ? nan : number);
   }
+}
+inline void StoreBF16(uint16_t* p, F32x16 a) { RoundToBF16(a, p); }
+inline void StoreBF16Lanes(uint16_t* p, F32x16 a, int n) {
+  uint16_t rounded[16];
+  RoundToBF16(a, rounded);
   std::memcpy(p, rounded, static_cast<size_t>(n) * 2);
 }
+
+#endif
 
 }  // namespace LOCKSTEP_ISA
 }  // namespace lockstep

@@ -29,14 +29,56 @@ inline float ReduceAdd(F32x16 x) {
 #endif
 }
 
+// Lane i is ReduceAdd(x[i]), by the same tree: the sixteen trees go up side by side.
+inline F32x16 ReduceAdd16(const F32x16 (&x)[16]) {
+#if defined(LOCKSTEP_ISA_AVX512)
+  // Blocks of four lanes: a vector of `eight` holds the eight sums of two inputs, one of `four` the
+  // four sums of x[i], x[i + 4], x[i + 8], x[i + 12], and so on.
+  __m512 four[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = x[i].v, b = x[i + 4].v, c = x[i + 8].v, d = x[i + 12].v;
+    const __m512 ab =
+        _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd =
+        _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  }
+  __m512 two[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m512 a = four[2 * i], b = four[2 * i + 1];
+    two[i] = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  }
+  return {_mm512_add_ps(_mm512_shuffle_ps(two[0], two[1], 0x88),
+                        _mm512_shuffle_ps(two[0], two[1], 0xdd))};
+#else
+  float sums[16];
+  for (int i = 0; i < 16; ++i) sums[i] = ReduceAdd(x[i]);
+  return Load(sums);
+#endif
+}
+
 inline F32x16 LoadAs(const float* p) { return Load(p); }
 inline F32x16 LoadAs(const BF16* p) { return LoadBF16(reinterpret_cast<const uint16_t*>(p)); }
 
 inline void StoreAs(float* p, F32x16 x) { Store(p, x); }
-inline void StoreAs(BF16* p, F32x16 x) {
-  float f[16];
-  Store(f, x);
-  for (int i = 0; i < 16; ++i) p[i] = ToBF16(f[i]);
+inline void StoreAs(BF16* p, F32x16 x) { StoreBF16(reinterpret_cast<uint16_t*>(p), x); }
+
+// Lane i is the dot product of x and row i of sixteen rows, each with sixteen lanes (index mod 16,
+// ascending, one fused multiply-add each) and one tree. dim is a multiple of 16.
+template <typename T>
+inline F32x16 Dots16(const T* rows, int64_t stride, const float* x, int64_t dim) {
+  F32x16 sums[16];
+  const F32x16 first = Load(x);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) sums[i] = Fma(LoadAs(rows + i * stride), first, Zero());
+  for (int64_t c = 16; c < dim; c += 16) {
+    const F32x16 v = Load(x + c);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) sums[i] = Fma(LoadAs(rows + i * stride + c), v, sums[i]);
+  }
+  return ReduceAdd16(sums);
 }
 
 inline F32x16 ExpOf(F32x16 x) {

@@ -16,17 +16,41 @@ struct Window {
   int64_t next = 0;  // ring row that the next input takes, which is also the oldest one
 
   // Row `age` of the window, 0 the oldest.
-  float* Oldest(int64_t age) { return rows[(next + age) % width]; }
+  float* Oldest(int64_t age) {
+    const int64_t row = next + age;
+    return rows[row < width ? row : row - width];
+  }
 };
 
 template <typename Act>
 void LoadRow(const Act* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = ToFloat(from[i]);
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) Store(to + i, LoadAs(from + i));
+  for (; i < count; ++i) to[i] = ToFloat(from[i]);
 }
 
 template <typename Act>
 void StoreRow(const float* from, int64_t count, Act* to) {
-  for (int64_t i = 0; i < count; ++i) to[i] = FromFloat<Act>(from[i]);
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) StoreAs(to + i, Load(from + i));
+  for (; i < count; ++i) to[i] = FromFloat<Act>(from[i]);
+}
+
+// taps[j][c] = weight[c * width + j]
+template <typename Weight>
+void LoadTaps(const Weight* weight, int64_t width, int64_t count, float (*taps)[kConvChannels]) {
+  if (width == 4) {  // the usual width, as a loop that the compiler knows how to vectorize
+    for (int64_t c = 0; c < count; ++c) {
+      taps[0][c] = ToFloat(weight[4 * c]);
+      taps[1][c] = ToFloat(weight[4 * c + 1]);
+      taps[2][c] = ToFloat(weight[4 * c + 2]);
+      taps[3][c] = ToFloat(weight[4 * c + 3]);
+    }
+    return;
+  }
+  for (int64_t c = 0; c < count; ++c) {
+    for (int64_t j = 0; j < width; ++j) taps[j][c] = ToFloat(weight[c * width + j]);
+  }
 }
 
 // Writes the newest width - 1 inputs as a history.
@@ -42,9 +66,7 @@ void Run(const ConvProblem& p, int64_t sequence, int64_t begin, int64_t count) {
   const RowsOfBatch& batch = p.batch;
   float taps[kMaxConvWidth][kConvChannels] = {};
   const Weight* weight = static_cast<const Weight*>(p.weight) + begin * p.width;
-  for (int64_t c = 0; c < count; ++c) {
-    for (int64_t j = 0; j < p.width; ++j) taps[j][c] = ToFloat(weight[c * p.width + j]);
-  }
+  LoadTaps(weight, p.width, count, taps);
   const int64_t history_size = (p.width - 1) * p.channels;
   Act* history = static_cast<Act*>(p.conv) + batch.slots[sequence] * history_size + begin;
   int64_t position = batch.start_positions[sequence];
@@ -59,7 +81,7 @@ void Run(const ConvProblem& p, int64_t sequence, int64_t begin, int64_t count) {
   const int64_t lanes = (count + 15) / 16 * 16;
   for (int64_t t = batch.row_offsets[sequence]; t < batch.row_offsets[sequence + 1]; ++t) {
     LoadRow(static_cast<const Act*>(p.x) + t * p.x_stride + begin, count, window.rows[window.next]);
-    window.next = (window.next + 1) % p.width;
+    window.next = window.next + 1 < p.width ? window.next + 1 : 0;
     ++position;
     float y[kConvChannels];
     for (int64_t c = 0; c < lanes; c += 16) {

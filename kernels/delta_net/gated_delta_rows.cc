@@ -16,14 +16,6 @@ float ReadScalar(const void* data, bool bf16, int64_t i) {
   return bf16 ? ToFloat(static_cast<const BF16*>(data)[i]) : static_cast<const float*>(data)[i];
 }
 
-F32x16 DotLanes(const float* a, const float* b, int64_t dim) {
-  F32x16 sum = Zero();
-  for (int64_t i = 0; i < dim; i += 16) sum = Fma(Load(a + i), Load(b + i), sum);
-  return sum;
-}
-
-float Dot(const float* a, const float* b, int64_t dim) { return ReduceAdd(DotLanes(a, b, dim)); }
-
 // y = x / sqrt(sum(x^2) + eps)
 template <typename Act>
 void L2Normalize(const Act* x, int64_t dim, float* y) {
@@ -41,6 +33,7 @@ void L2Normalize(const Act* x, int64_t dim, float* y) {
 struct Row {
   float k[kMaxDeltaNetDim];
   float q[kMaxDeltaNetDim];
+  // Entries past j are of no meaning.
   float kk[kDeltaNetGrid];  // k_i . k_j for the rows i <= j of the open chunk
   float kq[kDeltaNetGrid];  // k_i . q_j
   int64_t index;            // j
@@ -76,6 +69,31 @@ void Decays(const Head& head, int64_t j, float* decay) {
   for (int64_t i = 0; i < lanes; i += 16) Store(decay + i, ExpOf(Load(difference + i)));
 }
 
+// What the rows i < j of the open chunk add to kVectors vectors of values: sum_k += ck[i] d_i and
+// sum_q += cq[i] d_i.
+template <int kVectors>
+inline void AddRows(const Head& head, int64_t v, int64_t j, const float* ck, const float* cq,
+                    F32x16* sum_k, F32x16* sum_q) {
+  F32x16 k[kVectors], q[kVectors];
+#pragma GCC unroll 4
+  for (int u = 0; u < kVectors; ++u) k[u] = q[u] = Zero();
+  for (int64_t i = 0; i < j; ++i) {
+    const float* row = head.d + i * head.d_stride + v;
+    const F32x16 weight_k = Set(ck[i]), weight_q = Set(cq[i]);
+#pragma GCC unroll 4
+    for (int u = 0; u < kVectors; ++u) {
+      const F32x16 d = Load(row + 16 * u);
+      k[u] = Fma(weight_k, d, k[u]);
+      q[u] = Fma(weight_q, d, q[u]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int u = 0; u < kVectors; ++u) {
+    sum_k[u] = k[u];
+    sum_q[u] = q[u];
+  }
+}
+
 template <typename Act>
 void HeadRow(const DeltaNetProblem& p, const Row& row, const Head& head, int64_t t, int64_t h,
              const float* norm_weight) {
@@ -90,31 +108,32 @@ void HeadRow(const DeltaNetProblem& p, const Row& row, const Head& head, int64_t
 
   float ck[kDeltaNetGrid], cq[kDeltaNetGrid];
   Decays(head, j, ck);
-  for (int64_t i = 0; i <= j; ++i) {
-    cq[i] = ck[i] * row.kq[i];
-    ck[i] = ck[i] * row.kk[i];
-  }
-  float state_k[kMaxDeltaNetDim], state_q[kMaxDeltaNetDim];
-  for (int64_t v = 0; v < p.v_dim; ++v) {
-    state_k[v] = Dot(head.state + v * p.k_dim, row.k, p.k_dim);
-    state_q[v] = Dot(head.state + v * p.k_dim, row.q, p.k_dim);
+  for (int64_t i = 0; i <= j; i += 16) {
+    const F32x16 decay = Load(ck + i);
+    Store(cq + i, Mul(decay, Load(row.kq + i)));
+    Store(ck + i, Mul(decay, Load(row.kk + i)));
   }
   const Act* values =
       static_cast<const Act*>(p.qkv) + t * p.qkv_stride + 2 * p.num_k_heads * p.k_dim + h * p.v_dim;
+  F32x16 sums_k[kMaxDeltaNetDim / 16], sums_q[kMaxDeltaNetDim / 16];
+  for (int64_t v = 0; v < p.v_dim;) {
+    const int64_t left = (p.v_dim - v) / 16;
+    const int vectors = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    auto* add = vectors == 4 ? AddRows<4> : vectors == 2 ? AddRows<2> : AddRows<1>;
+    add(head, v, j, ck, cq, sums_k + v / 16, sums_q + v / 16);
+    v += 16 * vectors;
+  }
   float o[kMaxDeltaNetDim];
   F32x16 squares = Zero();
   for (int64_t v = 0; v < p.v_dim; v += 16) {
-    F32x16 sum_k = Zero(), sum_q = Zero();
-    for (int64_t i = 0; i < j; ++i) {
-      const F32x16 d_i = Load(head.d + i * head.d_stride + v);
-      sum_k = Fma(Set(ck[i]), d_i, sum_k);
-      sum_q = Fma(Set(cq[i]), d_i, sum_q);
-    }
-    const F32x16 old = Mul(Set(from_grid), Load(state_k + v));
-    const F32x16 d = Mul(Set(beta), Sub(Sub(LoadAs(values + v), old), sum_k));
+    const float* state = head.state + v * p.k_dim;
+    const F32x16 state_k = Dots16(state, p.k_dim, row.k, p.k_dim);
+    const F32x16 state_q = Dots16(state, p.k_dim, row.q, p.k_dim);
+    const F32x16 old = Mul(Set(from_grid), state_k);
+    const F32x16 d = Mul(Set(beta), Sub(Sub(LoadAs(values + v), old), sums_k[v / 16]));
     Store(head.d + j * head.d_stride + v, d);
-    sum_q = Fma(Set(cq[j]), d, sum_q);
-    const F32x16 o_v = Add(Mul(Set(from_grid), Load(state_q + v)), sum_q);
+    const F32x16 sum_q = Fma(Set(cq[j]), d, sums_q[v / 16]);
+    const F32x16 o_v = Add(Mul(Set(from_grid), state_q), sum_q);
     Store(o + v, o_v);
     squares = Fma(o_v, o_v, squares);
   }
@@ -132,19 +151,32 @@ void HeadRow(const DeltaNetProblem& p, const Row& row, const Head& head, int64_t
 // S <- exp(G_63) S + sum_i exp(G_63 - G_i) d_i (outer) k_i; k row i at keys + i * k_stride.
 void FoldHead(const DeltaNetProblem& p, const Head& head, const float* keys, int64_t k_stride) {
   const int64_t last = kDeltaNetGrid - 1;
-  float decay[kDeltaNetGrid], weight[kDeltaNetGrid];
+  float decay[kDeltaNetGrid], weight[16 * kDeltaNetGrid];
   Decays(head, last, decay);
   const float from_grid = Exp(head.g[last * head.g_stride]);
-  for (int64_t v = 0; v < p.v_dim; ++v) {
-    for (int64_t i = 0; i < kDeltaNetGrid; ++i)
-      weight[i] = decay[i] * head.d[i * head.d_stride + v];
-    float* state = head.state + v * p.k_dim;
-    for (int64_t c = 0; c < p.k_dim; c += 16) {
-      F32x16 sum = Mul(Set(from_grid), Load(state + c));
-      for (int64_t i = 0; i < kDeltaNetGrid; ++i) {
-        sum = Fma(Set(weight[i]), Load(keys + i * k_stride + c), sum);
+  constexpr int kRows = 8;  // of the state, side by side
+  for (int64_t v = 0; v < p.v_dim; v += 16) {
+    for (int64_t i = 0; i < kDeltaNetGrid; ++i) {
+      Store(weight + 16 * i, Mul(Set(decay[i]), Load(head.d + i * head.d_stride + v)));
+    }
+    for (int64_t block = 0; block < 16; block += kRows) {
+      for (int64_t c = 0; c < p.k_dim; c += 16) {
+        float* state = head.state + (v + block) * p.k_dim + c;
+        F32x16 sum[kRows];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          sum[r] = Mul(Set(from_grid), Load(state + r * p.k_dim));
+        }
+        for (int64_t i = 0; i < kDeltaNetGrid; ++i) {
+          const F32x16 key = Load(keys + i * k_stride + c);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) {
+            sum[r] = Fma(Set(weight[16 * i + block + r]), key, sum[r]);
+          }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) Store(state + r * p.k_dim, sum[r]);
       }
-      Store(state + c, sum);
     }
   }
 }
@@ -175,9 +207,10 @@ void Run(const DeltaNetProblem& p, int64_t sequence, int64_t k_head) {
       Store(row.q + c, Mul(Load(row.q + c), Set(q_scale)));
       Store(keys + row.index * k_stride + c, Load(row.k + c));
     }
-    for (int64_t i = 0; i <= row.index; ++i) {
-      row.kk[i] = Dot(keys + i * k_stride, row.k, p.k_dim);
-      row.kq[i] = Dot(keys + i * k_stride, row.q, p.k_dim);
+    for (int64_t i = 0; i <= row.index; i += 16) {
+      const float* rows = keys + i * k_stride;
+      Store(row.kk + i, Dots16(rows, k_stride, row.k, p.k_dim));
+      Store(row.kq + i, Dots16(rows, k_stride, row.q, p.k_dim));
     }
     for (int64_t h = first_head; h < first_head + ratio; ++h) {
       HeadRow<Act>(p, row, HeadOf(p, slot, h), t, h, norm_weight);

@@ -8,6 +8,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/gemm_tile.h"
 #include "kernels/runtime/cpu_isa.h"
 
 namespace lockstep {
@@ -40,40 +41,23 @@ TaskFn TaskOf(CpuIsa isa) {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-struct F32Source {
-  const float* p;
-  float operator[](int64_t k) const { return p[k]; }
-};
-struct BF16Source {
-  const BF16* p;
-  float operator[](int64_t k) const { return ToFloat(p[k]); }
-};
-struct E4M3Source {
-  const uint8_t* p;
-  float operator[](int64_t k) const {
-    static const std::array<float, 256> kTable = [] {
-      std::array<float, 256> t;
-      for (int i = 0; i < 256; ++i) t[i] = E4M3ToFloat(static_cast<uint8_t>(i));
-      return t;
-    }();
-    return kTable[p[k]];
-  }
-};
-
 // Rows [token, token + tokens) of x as one tile: out[k * tokens + t].
-template <typename T, typename Source>
 void FillTile(ConstTensorView x, int64_t token, int64_t tokens, float* out) {
   const int64_t k_size = x.shape[1];
-  for (int64_t t = 0; t < tokens; ++t) {
-    const Source row{x.row<T>(token + t)};
-    for (int64_t k = 0; k < k_size; ++k) out[k * tokens + t] = row[k];
+  if (x.dtype != DType::kU8) {
+    auto* fill = SelectIsa(generic::FillTile, avx2::FillTile, avx512::FillTile);
+    return fill(x.Rows(token, tokens).data, x.dtype == DType::kBF16, x.row_stride, tokens, k_size,
+                out);
   }
-}
-
-void FillTile(ConstTensorView x, int64_t token, int64_t tokens, float* out) {
-  if (x.dtype == DType::kF32) return FillTile<float, F32Source>(x, token, tokens, out);
-  if (x.dtype == DType::kBF16) return FillTile<BF16, BF16Source>(x, token, tokens, out);
-  FillTile<uint8_t, E4M3Source>(x, token, tokens, out);
+  static const std::array<float, 256> kTable = [] {
+    std::array<float, 256> t;
+    for (int i = 0; i < 256; ++i) t[i] = E4M3ToFloat(static_cast<uint8_t>(i));
+    return t;
+  }();
+  for (int64_t t = 0; t < tokens; ++t) {
+    const uint8_t* row = x.row<uint8_t>(token + t);
+    for (int64_t k = 0; k < k_size; ++k) out[k * tokens + t] = kTable[row[k]];
+  }
 }
 
 absl::Status GemmCpu(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,

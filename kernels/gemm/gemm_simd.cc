@@ -141,6 +141,10 @@ RowScales FindRowScales(const GemmArgs& a, int64_t group, int rows) {
 // The weight scales of a group's rows under one segment.
 F32x16 WeightScale(const GemmArgs& a, const KSegment& segment, const RowScales& where, int rows) {
   if (a.scaling == WeightScaling::kTensor) return Set(a.tensor_scale);
+  if (a.scaling == WeightScaling::kChannel && rows == kGroupRows) {
+    return a.scales_bf16 ? LoadBF16(static_cast<const uint16_t*>(a.scales) + where.index[0])
+                         : Load(static_cast<const float*>(a.scales) + where.index[0]);
+  }
   const int64_t column = a.scaling == WeightScaling::kBlock128 ? segment.weight_scale : 0;
   if (where.uniform) return Set(ScaleAt(a, where.index[0] + column));
   float s[kGroupRows] = {};
@@ -172,7 +176,8 @@ void JoinShards(float (*sums)[kCount][16], int64_t shards) {
 void StoreOut(const GemmArgs& a, int64_t token, int64_t row, F32x16 v, int rows) {
   const int64_t at = token * a.out_stride + row;
   if (a.out_bf16) {
-    StoreBF16Lanes(static_cast<uint16_t*>(a.out) + at, v, rows);
+    uint16_t* out = static_cast<uint16_t*>(a.out) + at;
+    rows == kGroupRows ? StoreBF16(out, v) : StoreBF16Lanes(out, v, rows);
   } else if (rows == kGroupRows) {
     Store(static_cast<float*>(a.out) + at, v);
   } else {

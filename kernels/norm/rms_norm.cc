@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/norm/rms_norm_launch.h"
-#include "kernels/norm/rms_norm_row.h"
+#include "kernels/norm/rms_norm_rows.h"
 #include "kernels/runtime/arm_table.h"
+#include "kernels/runtime/cpu_isa.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -15,38 +15,16 @@ namespace {
 
 using RunFn = absl::Status (*)(ExecContext* ctx, const RmsNormProblem& problem);
 
-template <typename Act, typename Weight>
-void NormRow(const RmsNormProblem& p, int64_t r, float* row) {
-  if (p.delta != nullptr) {
-    Act* residual = static_cast<Act*>(p.residual) + r * p.x_stride;
-    const float* delta = p.delta + r * p.delta_stride;
-    for (int64_t i = 0; i < p.dim; ++i) {
-      residual[i] = FromFloat<Act>(ToFloat(residual[i]) + delta[i]);
-      row[i] = ToFloat(residual[i]);
-    }
-  } else {
-    const Act* x = static_cast<const Act*>(p.x) + r * p.x_stride;
-    for (int64_t i = 0; i < p.dim; ++i) row[i] = ToFloat(x[i]);
-  }
-  const float scale = RmsScale(row, p.dim, p.eps);
-  const Weight* weight = static_cast<const Weight*>(p.weight);
-  Act* y = static_cast<Act*>(p.y) + r * p.y_stride;
-  for (int64_t i = 0; i < p.dim; ++i) {
-    y[i] = FromFloat<Act>(row[i] * scale * (p.weight_offset + ToFloat(weight[i])));
-  }
-}
-
 absl::Status RunCpu(ExecContext* ctx, const RmsNormProblem& p) {
-  Workspace::Scope scope(ctx->workspace);
-  const TensorView rows = ctx->workspace->Take(DType::kF32, {p.rows, p.dim});
-  if (ctx->dry_run()) return absl::OkStatus();
-  auto* run = p.bf16 ? (p.weight_bf16 ? NormRow<BF16, BF16> : NormRow<BF16, float>)
-                     : (p.weight_bf16 ? NormRow<float, BF16> : NormRow<float, float>);
   // Several rows at a time: a row of a small model is less work than handing it out.
   constexpr int64_t kRows = 8;
-  ctx->pool->ParallelFor((p.rows + kRows - 1) / kRows, [&](int64_t block) {
-    const int64_t end = std::min(p.rows, (block + 1) * kRows);
-    for (int64_t r = block * kRows; r < end; ++r) run(p, r, rows.row<float>(r));
+  const int64_t blocks = (p.rows + kRows - 1) / kRows;
+  Workspace::Scope scope(ctx->workspace);
+  const TensorView row = ctx->workspace->Take(DType::kF32, {blocks, (p.dim + 15) / 16 * 16});
+  if (ctx->dry_run()) return absl::OkStatus();
+  auto* run = SelectIsa(generic::RmsNormRows, avx2::RmsNormRows, avx512::RmsNormRows);
+  ctx->pool->ParallelFor(blocks, [&](int64_t block) {
+    run(p, block * kRows, std::min(p.rows, (block + 1) * kRows), row.row<float>(block));
   });
   return absl::OkStatus();
 }

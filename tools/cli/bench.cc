@@ -38,13 +38,19 @@ nlohmann::json ToJson(const BenchOptions& options, const BenchResult& result) {
           {"ttft_ms_p50", result.ttft_p50},
           {"ttft_ms_p99", result.ttft_p99},
           {"inter_token_ms_p50", result.inter_token_p50},
-          {"inter_token_ms_p99", result.inter_token_p99}};
+          {"inter_token_ms_p99", result.inter_token_p99},
+          {"steps", result.steps},
+          {"step_ms_mean", result.step_ms},
+          {"wall_ms_per_step", result.wall_ms_per_step},
+          {"wall_per_step_ratio", result.wall_per_step_ratio}};
 }
 
 void TellRow(const BenchResult& result) {
-  Talk(absl::StrFormat("%5d %9d %10.1f %10.1f %10.1f %10.2f %10.2f", result.concurrency,
-                       result.requests, result.tokens_per_second, result.ttft_p50, result.ttft_p99,
-                       result.inter_token_p50, result.inter_token_p99));
+  Talk(absl::StrFormat("%5d %9d %10.1f %9.1f %9.1f %9.2f %9.2f %9.3f %9.3f %6.2f",
+                       result.concurrency, result.requests, result.tokens_per_second,
+                       result.ttft_p50, result.ttft_p99, result.inter_token_p50,
+                       result.inter_token_p99, result.step_ms, result.wall_ms_per_step,
+                       result.wall_per_step_ratio));
 }
 
 int Run(const Flags& flags) {
@@ -58,7 +64,9 @@ int Run(const Flags& flags) {
   Talk(absl::StrFormat("%s, tp %d, %s; prompts of %d tokens, %d new tokens", model.name(),
                        model.tensor_parallel(), model.quantization(), flags.bench.prompt_tokens,
                        flags.bench.max_tokens));
-  Talk("    C  requests   tokens/s   ttft p50   ttft p99  inter p50  inter p99   (ms)");
+  Talk(
+      "    C  requests   tokens/s  ttft p50  ttft p99 inter p50 inter p99      step wall/step  "
+      "ratio   (ms)");
   for (const int concurrency : flags.concurrency) {
     BenchOptions options = flags.bench;
     options.concurrency = concurrency;

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/inference.grpc.pb.h"
+#include "proto/model.grpc.pb.h"
 
 namespace lockstep {
 namespace cli {
@@ -32,6 +33,10 @@ inference::v1::GenerateRequest MakeRequest(const BenchOptions& options, std::mt1
   return request;
 }
 
+absl::Status ToAbsl(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
 absl::Status RunRequest(inference::v1::InferenceService::Stub* stub,
                         const inference::v1::GenerateRequest& request, RequestTrace* trace) {
   grpc::ClientContext context;
@@ -43,8 +48,19 @@ absl::Status RunRequest(inference::v1::InferenceService::Stub* stub,
     trace->tokens.insert(trace->tokens.end(), static_cast<size_t>(event.delta().token_ids_size()),
                          now);
   }
-  const grpc::Status status = reader->Finish();
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  return ToAbsl(reader->Finish());
+}
+
+absl::Status ReadStatus(const std::shared_ptr<grpc::Channel>& channel,
+                        inference::v1::ServerStatus* status) {
+  grpc::ClientContext context;
+  return ToAbsl(
+      inference::v1::ModelService::NewStub(channel)->GetServerStatus(&context, {}, status));
+}
+
+int64_t Counter(const inference::v1::ServerStatus& status, const char* name) {
+  const auto found = status.counters().find(name);
+  return found == status.counters().end() ? 0 : found->second;
 }
 
 absl::Status RunStream(const std::shared_ptr<grpc::Channel>& channel, const BenchOptions& options,
@@ -111,21 +127,42 @@ BenchResult Summarize(int concurrency, const std::vector<std::vector<RequestTrac
   return result;
 }
 
+void SummarizeSteps(const inference::v1::ServerStatus& before,
+                    const inference::v1::ServerStatus& after, double wall_seconds,
+                    BenchResult* result) {
+  result->steps = Counter(after, "steps") - Counter(before, "steps");
+  if (result->steps <= 0) return;
+  const double steps = static_cast<double>(result->steps);
+  const int64_t micros = Counter(after, "step_micros_total") - Counter(before, "step_micros_total");
+  result->step_ms = 1e-3 * static_cast<double>(micros) / steps;
+  result->wall_ms_per_step = 1e3 * wall_seconds / steps;
+  if (micros > 0) result->wall_per_step_ratio = result->wall_ms_per_step / result->step_ms;
+}
+
 absl::StatusOr<BenchResult> RunBench(const std::shared_ptr<grpc::Channel>& channel,
                                      const BenchOptions& options) {
   const size_t count = static_cast<size_t>(options.concurrency);
   std::vector<std::vector<RequestTrace>> traces(count);
   std::vector<absl::Status> statuses(count);
   std::vector<std::thread> threads;
+  inference::v1::ServerStatus before, after;
+  absl::Status read = ReadStatus(channel, &before);
+  if (!read.ok()) return read;
+  const double begin = Now();
   for (size_t i = 0; i < count; ++i) {
     threads.emplace_back(
         [&, i]() { statuses[i] = RunStream(channel, options, static_cast<int>(i), &traces[i]); });
   }
   for (std::thread& thread : threads) thread.join();
+  const double wall_seconds = Now() - begin;
   for (const absl::Status& status : statuses) {
     if (!status.ok()) return status;
   }
-  return Summarize(options.concurrency, traces);
+  read = ReadStatus(channel, &after);
+  if (!read.ok()) return read;
+  BenchResult result = Summarize(options.concurrency, traces);
+  SummarizeSteps(before, after, wall_seconds, &result);
+  return result;
 }
 
 }  // namespace cli

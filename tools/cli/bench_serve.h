@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/model.pb.h"
 
 namespace lockstep {
 namespace cli {
@@ -37,6 +38,10 @@ struct BenchResult {
   double tokens_per_second = 0;  // output_tokens / window_seconds
   double ttft_p50 = 0, ttft_p99 = 0;
   double inter_token_p50 = 0, inter_token_p99 = 0;
+  // Of the whole row, warm-up included: steps of the engine, mean time of one in rank 0's worker,
+  // and wall time per step. Their ratio is what coordinator, RPC and client add; 0 without a step.
+  int64_t steps = 0;
+  double step_ms = 0, wall_ms_per_step = 0, wall_per_step_ratio = 0;
 };
 
 // Value at `fraction` of the sorted sample (nearest rank); 0 for none.
@@ -46,6 +51,11 @@ double Percentile(std::vector<double> sample, double fraction);
 // when the first stream has its last one, so that all of them run throughout. Tokens of the window
 // without the first, divided by the summed intervals between consecutive arrivals.
 BenchResult Summarize(int concurrency, const std::vector<std::vector<RequestTrace>>& streams);
+
+// Fills the fields about steps from the server's counters before and after, `wall_seconds` apart.
+void SummarizeSteps(const inference::v1::ServerStatus& before,
+                    const inference::v1::ServerStatus& after, double wall_seconds,
+                    BenchResult* result);
 
 absl::StatusOr<BenchResult> RunBench(const std::shared_ptr<grpc::Channel>& channel,
                                      const BenchOptions& options);

@@ -39,6 +39,30 @@ TEST(BenchServeTest, NothingArrivedIsZero) {
   EXPECT_EQ(r.tokens_per_second, 0);
 }
 
+inference::v1::ServerStatus StatusOf(int64_t steps, int64_t micros) {
+  inference::v1::ServerStatus status;
+  (*status.mutable_counters())["steps"] = steps;
+  (*status.mutable_counters())["step_micros_total"] = micros;
+  return status;
+}
+
+TEST(BenchServeTest, StepsAreDifferencesOfCounters) {
+  BenchResult r;
+  SummarizeSteps(StatusOf(10, 5000), StatusOf(14, 13000), 0.012, &r);
+  EXPECT_EQ(r.steps, 4);
+  EXPECT_DOUBLE_EQ(r.step_ms, 2.0);
+  EXPECT_DOUBLE_EQ(r.wall_ms_per_step, 3.0);
+  EXPECT_DOUBLE_EQ(r.wall_per_step_ratio, 1.5);
+}
+
+TEST(BenchServeTest, NoStepGivesNoTimes) {
+  BenchResult r;
+  SummarizeSteps(StatusOf(10, 5000), StatusOf(10, 5000), 1.0, &r);
+  EXPECT_EQ(r.steps, 0);
+  EXPECT_EQ(r.step_ms, 0);
+  EXPECT_EQ(r.wall_per_step_ratio, 0);
+}
+
 }  // namespace
 }  // namespace cli
 }  // namespace lockstep
