@@ -16,9 +16,9 @@
 
 namespace lockstep {
 
-// Prefixes that releases put before the text part's names; "" is not one of them.
+// How releases name the tensors outside of the blocks.
 struct DecoderNames {
-  std::vector<std::string> prefixes;  // the first that has `embedding` is the release's
+  std::vector<std::string> prefixes;  // of the text part; the first under which `embedding` exists
   std::string embedding = "embed_tokens";
   std::string final_norm = "norm";
 };
