@@ -28,19 +28,23 @@ int64_t Largest(const std::vector<LoadModelResult>& results, const Get& get) {
   return largest;
 }
 
-absl::Status CheckFlag(const char* flag, int64_t value, int64_t low) {
-  if (value >= low) return absl::OkStatus();
+absl::Status CheckFlag(const char* flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(flag, " is ", value, "; it must be at least ", low));
+      absl::StrCat(flag, " is ", value, "; it must be in [", low, ", ", high, "]"));
 }
 
-absl::Status CheckRequest(const CapacityRequest& request, int64_t model_context) {
-  RETURN_IF_ERROR(CheckFlag("--max-model-len", request.max_model_len, 0));
-  RETURN_IF_ERROR(CheckFlag("--max-num-seqs", request.max_num_seqs, 1));
-  RETURN_IF_ERROR(CheckFlag("--max-num-batched-tokens", request.max_num_batched_tokens, 1));
-  RETURN_IF_ERROR(CheckFlag("--kv-cache-mb", request.kv_cache_mb, 0));
-  RETURN_IF_ERROR(CheckFlag("--max-kv-blocks", request.max_kv_blocks, 0));
-  RETURN_IF_ERROR(CheckFlag("--max-snapshots", request.max_snapshots, 0));
+}  // namespace
+
+absl::Status ValidateCapacityRequest(const CapacityRequest& request) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  RETURN_IF_ERROR(CheckFlag("--max-model-len", request.max_model_len, 0, kMost));
+  RETURN_IF_ERROR(CheckFlag("--max-num-seqs", request.max_num_seqs, 1, 4096));
+  RETURN_IF_ERROR(
+      CheckFlag("--max-num-batched-tokens", request.max_num_batched_tokens, 1, int64_t{1} << 17));
+  RETURN_IF_ERROR(CheckFlag("--kv-cache-mb", request.kv_cache_mb, 0, kMost));
+  RETURN_IF_ERROR(CheckFlag("--max-kv-blocks", request.max_kv_blocks, 0, kMost));
+  RETURN_IF_ERROR(CheckFlag("--max-snapshots", request.max_snapshots, 0, kMost));
   if (request.max_model_len == 1) {
     return absl::InvalidArgumentError("--max-model-len 1 leaves no room for a prompt and a token");
   }
@@ -50,6 +54,13 @@ absl::Status CheckRequest(const CapacityRequest& request, int64_t model_context)
                      " is less than --max-num-seqs ", request.max_num_seqs,
                      ": a step could not advance every sequence"));
   }
+  return absl::OkStatus();
+}
+
+namespace {
+
+absl::Status CheckRequest(const CapacityRequest& request, int64_t model_context) {
+  RETURN_IF_ERROR(ValidateCapacityRequest(request));
   if (request.max_model_len > model_context) {
     return absl::InvalidArgumentError(absl::StrCat("--max-model-len ", request.max_model_len,
                                                    " is more than the model's context of ",

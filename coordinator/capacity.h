@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/worker.pb.h"
 
@@ -30,6 +31,10 @@ struct Capacity {
   int64_t max_sequence_blocks = 0;
   int64_t kv_bytes = 0;  // of the rank with the most
 };
+
+// What can be said of a request without a model: INVALID_ARGUMENT names the flag, its value and
+// what is possible.
+absl::Status ValidateCapacityRequest(const CapacityRequest& request);
 
 // `results` of all ranks, not empty. Defaults: the model's own context; blocks for every sequence
 // at full length, bounded by 1 GiB of keys and values per rank (the context shrinks when not even

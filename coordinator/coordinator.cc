@@ -34,6 +34,8 @@ using worker::v1::LoadModelResult;
 constexpr absl::Duration kReadinessPeriod = absl::Milliseconds(50);
 constexpr absl::Duration kWorkerHealthPeriod = absl::Seconds(1);
 constexpr absl::Duration kWorkerHealthTimeout = absl::Seconds(2);
+// A rank whose last good answer is older is not counted on.
+constexpr absl::Duration kWorkerLease = absl::Seconds(3);
 // How long Stop lets calls send the rest of their answers.
 constexpr absl::Duration kLastWrites = absl::Seconds(2);
 
@@ -185,7 +187,8 @@ class Coordinator::Impl : public ServingBackend {
     if (draining_) {
       return WithReason(absl::StatusCode::kUnavailable, "the server is draining", "DRAINING");
     }
-    return EngineOrNull()->Ready();
+    RETURN_IF_ERROR(EngineOrNull()->Ready());
+    return WorkersReady();
   }
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) override {
     return EngineOrNull()->Submit(std::move(spec), std::move(sink));
@@ -219,6 +222,15 @@ class Coordinator::Impl : public ServingBackend {
   absl::Status Join(const std::vector<LoadModelResult>& results);
   std::shared_ptr<const ServedModel> MakeModel(const std::vector<LoadModelResult>& results,
                                                std::shared_ptr<const Tokenizer> tokenizer) const;
+  // The last good answer of a rank.
+  struct WorkerHealth {
+    worker::v1::HealthResponse last;
+    absl::Time answered = absl::InfinitePast();
+  };
+
+  // OK while the rank's lease holds, else why not.
+  absl::Status LeaseOf(size_t rank, const WorkerHealth& health, absl::Time now) const;
+  absl::Status WorkersReady() const;
   void Monitor();
   void CheckWorkers();
 
@@ -241,7 +253,7 @@ class Coordinator::Impl : public ServingBackend {
   std::shared_ptr<const ServedModel> model_ ABSL_GUARDED_BY(mutex_);  // set when ready
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);                      // of Load
   std::vector<LoadModelResult> loaded_ ABSL_GUARDED_BY(mutex_);
-  std::vector<worker::v1::HealthResponse> worker_health_ ABSL_GUARDED_BY(mutex_);
+  std::vector<WorkerHealth> worker_health_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<std::shared_ptr<const Tokenizer>> Coordinator::Impl::LoadTokenizer() const {
@@ -353,6 +365,7 @@ absl::Status Coordinator::Impl::LoadSteps() {
     model_ = std::move(model);
   }
   CheckWorkers();
+  CheckWorkers();
   server_->SetReady(Ready().ok());
   monitor_ = std::thread([this]() { Monitor(); });
   return absl::OkStatus();
@@ -377,13 +390,51 @@ void Coordinator::Impl::Monitor() {
 
 void Coordinator::Impl::CheckWorkers() {
   const auto health = group_->Health(kWorkerHealthTimeout);
-  for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
-    const bool serving = health.ok() && ((*health)[rank].state() == worker::v1::READY ||
-                                         (*health)[rank].state() == worker::v1::BUSY);
-    server_->SetHealth(absl::StrCat("worker/", rank), serving);
+  const absl::Time now = absl::Now();
+  std::vector<bool> serving;
+  {
+    absl::MutexLock lock(&mutex_);
+    worker_health_.resize(options_.workers.size());
+    for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
+      WorkerHealth& mine = worker_health_[rank];
+      if (health[rank].ok()) {
+        mine.last = *health[rank];
+        mine.answered = now;
+      }
+      serving.push_back(LeaseOf(rank, mine, now).ok());
+    }
   }
+  for (size_t rank = 0; rank < serving.size(); ++rank) {
+    server_->SetHealth(absl::StrCat("worker/", rank), serving[rank]);
+  }
+}
+
+absl::Status Coordinator::Impl::LeaseOf(size_t rank, const WorkerHealth& health,
+                                        absl::Time now) const {
+  const std::string name = absl::StrCat("rank ", rank, " (", options_.workers[rank], ")");
+  absl::Status status;
+  if (now - health.answered > kWorkerLease) {
+    status = absl::UnavailableError(absl::StrCat(
+        name, " has not answered for ",
+        absl::FormatDuration(absl::Trunc(now - health.answered, absl::Milliseconds(100)))));
+  } else if (health.last.identity().term() > term_) {
+    status = absl::UnavailableError(absl::StrCat(name, " belongs to another coordinator, of term ",
+                                                 health.last.identity().term(), "; this one's is ",
+                                                 term_));
+  } else if (health.last.state() != worker::v1::READY && health.last.state() != worker::v1::BUSY) {
+    status = absl::UnavailableError(
+        absl::StrCat(name, " is in state ", worker::v1::WorkerState_Name(health.last.state()),
+                     health.last.error().empty() ? "" : ": ", health.last.error()));
+  }
+  return status;
+}
+
+absl::Status Coordinator::Impl::WorkersReady() const {
   absl::MutexLock lock(&mutex_);
-  worker_health_ = health.ok() ? *health : std::vector<worker::v1::HealthResponse>();
+  for (size_t rank = 0; rank < worker_health_.size(); ++rank) {
+    RETURN_IF_ERROR(LeaseOf(rank, worker_health_[rank], absl::Now()));
+  }
+  return absl::OkStatus();
 }
 
 ServerStatus Coordinator::Impl::Status() const {
@@ -398,7 +449,8 @@ ServerStatus Coordinator::Impl::Status() const {
   status.set_state(!healthy.ok()       ? "FAILED"
                    : draining_         ? "DRAINING"
                    : engine == nullptr ? "LOADING"
-                                       : "READY");
+                   : ready.ok()        ? "READY"
+                                       : "NOT_READY");
   if (!ready.ok()) status.set_state_detail(std::string(ready.message()));
   {
     absl::MutexLock lock(&mutex_);
@@ -413,8 +465,11 @@ ServerStatus Coordinator::Impl::Status() const {
       }
       worker->set_state("UNKNOWN");
       if (rank < worker_health_.size()) {
-        worker->set_state(worker::v1::WorkerState_Name(worker_health_[rank].state()));
-        worker->set_last_step(worker_health_[rank].last_step());
+        const WorkerHealth& health = worker_health_[rank];
+        if (absl::Now() - health.answered <= kWorkerLease) {
+          worker->set_state(worker::v1::WorkerState_Name(health.last.state()));
+        }
+        worker->set_last_step(health.last.last_step());
       }
     }
   }

@@ -57,10 +57,15 @@ absl::Status CheckCount(int64_t count, int64_t cap, const std::string& field) {
       {{"found", absl::StrCat(count)}, {"limit", absl::StrCat(cap)}});
 }
 
-absl::Status CheckInterval(int64_t value, int64_t low, int64_t high, const std::string& field) {
+// A length, not the value itself.
+constexpr char kBytes[] = "has a size in bytes of ";
+
+absl::Status CheckInterval(int64_t value, int64_t low, int64_t high, const std::string& field,
+                           absl::string_view what = "is ") {
   if (value >= low && value <= high) return absl::OkStatus();
   return InvalidField(
-      kLimit, field, absl::StrCat(field, " is ", value, "; it must be in [", low, ", ", high, "]"),
+      kLimit, field,
+      absl::StrCat(field, " ", what, value, "; it must be in [", low, ", ", high, "]"),
       {{"found", absl::StrCat(value)}, {"limit", absl::StrCat(value < low ? low : high)}});
 }
 
@@ -148,7 +153,7 @@ absl::Status CheckStopping(const inference::v1::Stopping& stopping, const Served
   for (int i = 0; i < stopping.stop_strings_size(); ++i) {
     RETURN_IF_ERROR(CheckInterval(static_cast<int64_t>(stopping.stop_strings(i).size()), 1,
                                   limits.max_stop_string_bytes,
-                                  absl::StrCat("stopping.stop_strings[", i, "]")));
+                                  absl::StrCat("stopping.stop_strings[", i, "]"), kBytes));
   }
   if (stopping.stop_strings_size() > 0 && model.tokenizer == nullptr) {
     return Unsupported("stopping.stop_strings",
@@ -192,7 +197,7 @@ absl::Status CheckEnvelope(const GenerateRequest& request, const RequestLimits& 
       CheckCount(static_cast<int64_t>(request.labels().size()), limits.max_labels, "labels"));
   for (const auto& [key, value] : request.labels()) {
     RETURN_IF_ERROR(CheckInterval(static_cast<int64_t>(std::max(key.size(), value.size())), 0,
-                                  limits.max_label_bytes, "labels"));
+                                  limits.max_label_bytes, "labels", kBytes));
   }
   RETURN_IF_ERROR(CheckInterval(request.queue_timeout_ms(), 0, INT64_MAX, "queue_timeout_ms"));
   return CheckInterval(request.generation_timeout_ms(), 0, INT64_MAX, "generation_timeout_ms");

@@ -98,21 +98,24 @@ Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
   return ending;
 }
 
-// Lets running requests finish. A second signal ends the process.
-void DrainFor(Coordinator* coordinator, absl::Duration timeout) {
+// Lets running requests finish. A second signal ends the process. An error when the engine failed
+// meanwhile: nothing runs any more.
+absl::Status DrainFor(Coordinator* coordinator, absl::Duration timeout) {
   coordinator->Drain();
   LogInfo("draining: running requests have ", absl::FormatDuration(timeout), " to finish");
   const absl::Time deadline = absl::Now() + timeout;
   while (!coordinator->Idle()) {
+    if (const absl::Status healthy = coordinator->Healthy(); !healthy.ok()) return healthy;
     if (absl::Now() >= deadline) {
       LogWarning("the shutdown timeout is over: requests that still run are ended");
-      return;
+      return absl::OkStatus();
     }
     if (const int signal = WaitForSignal(kPoll); signal != 0) {
       LogWarning("second signal: ending at once");
       _Exit(signal == SIGINT ? kExitInterrupted : kExitFailed);
     }
   }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -138,8 +141,12 @@ int RunServer(const CoordinatorOptions& coordinator_options, const ServeLoopOpti
   const Ending ending = Serve(coordinator->get(), options);
   int exit_code = kExitFailed;
   if (ending.signal != 0) {
-    DrainFor(coordinator->get(), options.shutdown_timeout);
-    exit_code = ExitCodeOf(ending.signal);
+    const absl::Status drained = DrainFor(coordinator->get(), options.shutdown_timeout);
+    if (drained.ok()) {
+      exit_code = ExitCodeOf(ending.signal);
+    } else {
+      LogError(drained.message());
+    }
   } else {
     LogError(ending.failure.message());
   }

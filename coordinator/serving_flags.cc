@@ -1,6 +1,7 @@
 // The flags of a process that serves: see serving_flags.h.
 #include "coordinator/serving_flags.h"
 
+#include <cmath>
 #include <utility>
 
 #include "CLI/Config.hpp"
@@ -34,16 +35,17 @@ void ServingFlags::AddTo(CLI::App* app) {
   app->add_option("--address-file", address_file_,
                   "Write host:port to this file once the server listens");
   app->add_option("--max-model-len", capacity_.max_model_len,
-                  "Longest prompt plus output, in tokens. Default: what the model can");
+                  "Longest prompt plus output, in tokens. Default (0): what the model can");
   app->add_option("--max-num-seqs", capacity_.max_num_seqs, "Sequences in a batch at most")
       ->capture_default_str();
   app->add_option("--max-num-batched-tokens", capacity_.max_num_batched_tokens,
                   "Tokens in a step at most; long prompts are cut into chunks of this")
       ->capture_default_str();
   app->add_option("--kv-cache-mb", capacity_.kv_cache_mb,
-                  "Memory for keys and values per rank, in MiB. Default: enough, up to 1024");
-  app->add_option("--max-kv-blocks", capacity_.max_kv_blocks,
-                  "The same in blocks of 64 tokens; wins over --kv-cache-mb");
+                  "Memory for keys and values per rank, in MiB. Default (0): enough, up to 1024");
+  app->add_option(
+      "--max-kv-blocks", capacity_.max_kv_blocks,
+      "The same in blocks of 64 tokens; wins over --kv-cache-mb. Default (0): by --kv-cache-mb");
   app->add_option("--max-snapshots", capacity_.max_snapshots,
                   "Snapshots of recurrent state for the prefix cache")
       ->capture_default_str();
@@ -81,6 +83,20 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
         absl::StrCat("--host ", host_,
                      " can be reached by other machines without encryption or authentication; say "
                      "--insecure-listen if that is meant"));
+  }
+  if (!std::isfinite(shutdown_timeout_s_) || !std::isfinite(connect_timeout_s_)) {
+    return absl::InvalidArgumentError("--shutdown-timeout and --connect-timeout must be finite");
+  }
+  if (max_queued_requests_ < 1 || max_queued_tokens_ < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-num-queued-reqs is ", max_queued_requests_,
+                     " and --max-num-queued-tokens ", max_queued_tokens_,
+                     "; both must be at least 1: a request waits for the next step even when the "
+                     "server is idle"));
+  }
+  if (const absl::Status status = ValidateCapacityRequest(capacity_); !status.ok()) return status;
+  for (const std::string& name : names_) {
+    if (name.empty()) return absl::InvalidArgumentError("--served-model-name has an empty name");
   }
   if (snapshot_interval_ <= 0 || snapshot_interval_ % 64 != 0) {
     return absl::InvalidArgumentError(absl::StrCat("--snapshot-interval is ", snapshot_interval_,

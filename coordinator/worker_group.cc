@@ -23,6 +23,8 @@ namespace {
 
 namespace pb = worker::v1;
 
+// Zeroing a cache of hundreds of gigabytes takes minutes.
+constexpr absl::Duration kConfigureTimeout = absl::Minutes(10);
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 constexpr absl::Duration kShutdownTimeout = absl::Seconds(2);
 constexpr absl::Duration kGetInfoAttempt = absl::Seconds(5);
@@ -193,18 +195,24 @@ class WorkerGroup::Impl {
     return responses;
   }
 
-  void Shutdown() {
-    CloseStreams(kShutdownTimeout);
-    pb::DrainRequest drain;
-    drain.set_timeout_ms(absl::ToInt64Milliseconds(kShutdownTimeout));
+  void Shutdown() { CloseStreams(kShutdownTimeout); }
+
+  std::vector<absl::StatusOr<pb::HealthResponse>> Health(absl::Duration timeout) {
+    std::vector<absl::StatusOr<pb::HealthResponse>> answers(ranks_.size(),
+                                                            absl::UnavailableError("not asked"));
     ForEachRank([&](int rank) {
       grpc::ClientContext context;
-      context.set_deadline(absl::ToChronoTime(absl::Now() + kShutdownTimeout));
-      pb::DrainResponse response;
+      context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+      pb::HealthResponse response;
       const grpc::Status status =
-          ranks_[static_cast<size_t>(rank)]->stub->Drain(&context, drain, &response);
-      if (!status.ok()) LogWarning(RankError(rank, "Drain", ToAbsl(status)).ToString());
+          ranks_[static_cast<size_t>(rank)]->stub->Health(&context, {}, &response);
+      if (status.ok()) {
+        answers[static_cast<size_t>(rank)] = response;
+      } else {
+        answers[static_cast<size_t>(rank)] = RankError(rank, "Health", ToAbsl(status));
+      }
     });
+    return answers;
   }
 
  private:
@@ -384,7 +392,7 @@ class WorkerGroup::Impl {
     configure.set_term(term_);
     configure.set_epoch(epoch_);
     return Call<pb::ConfigureResponse, pb::ConfigureRequest>(
-               "Configure", options_.comm_timeout, &Stub::Configure, [&](int) { return configure; })
+               "Configure", kConfigureTimeout, &Stub::Configure, [&](int) { return configure; })
         .status();
   }
 
@@ -497,7 +505,11 @@ class WorkerGroup::Impl {
       WaitForAbort(&lock);
       return failure_;
     }
-    failure_ = status;
+    // DEADLINE_EXCEEDED and CANCELLED mean "nothing yet" to the caller of Receive; a rank that
+    // failed with one of them has failed all the same.
+    failure_ = absl::IsDeadlineExceeded(status) || absl::IsCancelled(status)
+                   ? absl::UnavailableError(status.message())
+                   : status;
     lock.unlock();
     LogError(status.ToString());
     AbortAll(status.message());
@@ -582,9 +594,8 @@ absl::StatusOr<std::vector<pb::GetInfoResponse>> WorkerGroup::GetInfo() {
       [](int) { return pb::GetInfoRequest(); });
 }
 
-absl::StatusOr<std::vector<pb::HealthResponse>> WorkerGroup::Health(absl::Duration timeout) {
-  return impl_->Call<pb::HealthResponse, pb::HealthRequest>(
-      "Health", timeout, &pb::WorkerService::Stub::Health, [](int) { return pb::HealthRequest(); });
+std::vector<absl::StatusOr<pb::HealthResponse>> WorkerGroup::Health(absl::Duration timeout) {
+  return impl_->Health(timeout);
 }
 
 absl::StatusOr<std::vector<pb::GetStatsResponse>> WorkerGroup::GetStats() {

@@ -53,12 +53,15 @@ class WorkerGroup : public StepTransport {
 
   // Queries of all ranks at once, answers in rank order. An error names the rank.
   absl::StatusOr<std::vector<worker::v1::GetInfoResponse>> GetInfo();
-  absl::StatusOr<std::vector<worker::v1::HealthResponse>> Health(absl::Duration timeout);
+  // Each rank's own answer, rank order; the statuses of those that did not answer name them. Thread
+  // safe.
+  std::vector<absl::StatusOr<worker::v1::HealthResponse>> Health(absl::Duration timeout);
   absl::StatusOr<std::vector<worker::v1::GetStatsResponse>> GetStats();
   absl::StatusOr<std::vector<worker::v1::ProbeLinearResponse>> ProbeLinear(
       const worker::v1::ProbeLinearRequest& request);
 
-  // Ends the streams and tells the ranks to drain.
+  // Ends the streams in order. The workers keep their weights and wait for the next coordinator;
+  // ending their processes is up to whoever started them.
   void Shutdown();
 
  private:

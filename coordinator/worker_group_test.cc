@@ -104,7 +104,7 @@ TEST_F(WorkerGroupTest, LoadsJoinsAndCarriesSteps) {
   EXPECT_EQ(first->seen().steps, second->seen().steps);
   EXPECT_EQ(first->seen().steps.size(), 2u);
 
-  ASSERT_OK_AND_ASSIGN(const auto health, group_->Health(absl::Seconds(5)));
+  const auto health = group_->Health(absl::Seconds(5));
   EXPECT_EQ(health[1].state(), worker::v1::READY);
   ASSERT_OK_AND_ASSIGN(const auto stats, group_->GetStats());
   EXPECT_EQ(stats[0].steps(), 2u);
@@ -117,7 +117,7 @@ TEST_F(WorkerGroupTest, LoadsJoinsAndCarriesSteps) {
 
   group_->Shutdown();
   for (const auto& worker : workers_) {
-    EXPECT_EQ(worker->seen().drains, 1);
+    EXPECT_EQ(worker->seen().drains, 0);
     EXPECT_EQ(worker->seen().aborts, 0);
   }
   EXPECT_THAT(group_->Send(Step(3)), StatusIs(absl::StatusCode::kFailedPrecondition));

@@ -79,7 +79,9 @@ absl::Status TpLegality::Check(int tp) const {
 absl::StatusOr<TpLegality> LegalTpSizes(const ModelConfig& config) {
   const auto row = Find(config);
   if (!row.ok()) return row.status();
-  return (*row)->legal_tp(config);
+  auto legality = (*row)->legal_tp(config);
+  if (legality.ok() && !config.ReadErrors().ok()) return config.ReadErrors();
+  return legality;
 }
 
 absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelConfig& config,
@@ -88,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelConfig& config,
                                                  WeightStore* store) {
   const auto row = Find(config);
   if (!row.ok()) return row.status();
-  ASSIGN_OR_RETURN(const TpLegality legality, (*row)->legal_tp(config));
+  ASSIGN_OR_RETURN(const TpLegality legality, LegalTpSizes(config));
   RETURN_IF_ERROR(legality.Check(store->world()));
   return (*row)->load(config, options, resolver, store);
 }

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
 
@@ -299,10 +300,21 @@ absl::StatusOr<int64_t> ModelConfig::Int(const std::string& key) const {
   return out;
 }
 
+namespace {
+
+void NoteWrongType(const ModelConfig& config, const std::string& key, const Json& value,
+                   const char* expected) {
+  config.wrong_types.push_back(
+      absl::StrCat("\"", key, "\" is ", value.dump().substr(0, 80), ", expected ", expected));
+}
+
+}  // namespace
+
 int64_t ModelConfig::IntOr(const std::string& key, int64_t fallback) const {
   const Json* value = FindKey(text, key);
-  int64_t out = 0;
-  return value != nullptr && ReadInt(*value, &out) ? out : fallback;
+  int64_t out = fallback;
+  if (value != nullptr && !ReadInt(*value, &out)) NoteWrongType(*this, key, *value, "an integer");
+  return out;
 }
 
 absl::StatusOr<double> ModelConfig::Number(const std::string& key) const {
@@ -316,31 +328,48 @@ absl::StatusOr<double> ModelConfig::Number(const std::string& key) const {
 
 double ModelConfig::NumberOr(const std::string& key, double fallback) const {
   const Json* value = FindKey(text, key);
-  double out = 0;
-  return value != nullptr && ReadNumber(*value, &out) ? out : fallback;
+  double out = fallback;
+  if (value != nullptr && !ReadNumber(*value, &out)) NoteWrongType(*this, key, *value, "a number");
+  return out;
 }
 
 bool ModelConfig::BoolOr(const std::string& key, bool fallback) const {
   const Json* value = FindKey(text, key);
-  return value != nullptr && value->is_boolean() ? value->get<bool>() : fallback;
+  if (value == nullptr) return fallback;
+  if (value->is_boolean()) return value->get<bool>();
+  NoteWrongType(*this, key, *value, "true or false");
+  return fallback;
 }
 
 std::string ModelConfig::StringOr(const std::string& key, const std::string& fallback) const {
   const Json* value = FindKey(text, key);
   if (value == nullptr && key == "dtype") value = FindKey(text, "torch_dtype");
   if (value == nullptr && key == "torch_dtype") value = FindKey(text, "dtype");
-  return value != nullptr && value->is_string() ? value->get<std::string>() : fallback;
+  if (value == nullptr) return fallback;
+  if (value->is_string()) return value->get<std::string>();
+  NoteWrongType(*this, key, *value, "a string");
+  return fallback;
 }
 
 double ModelConfig::RopeNumberOr(const std::string& key, double fallback) const {
   const Json* value = FindRope(text, key);
-  double out = 0;
-  return value != nullptr && ReadNumber(*value, &out) ? out : fallback;
+  double out = fallback;
+  if (value != nullptr && !ReadNumber(*value, &out)) NoteWrongType(*this, key, *value, "a number");
+  return out;
 }
 
 std::string ModelConfig::RopeStringOr(const std::string& key, const std::string& fallback) const {
   const Json* value = FindRope(text, key);
-  return value != nullptr && value->is_string() ? value->get<std::string>() : fallback;
+  if (value == nullptr) return fallback;
+  if (value->is_string()) return value->get<std::string>();
+  NoteWrongType(*this, key, *value, "a string");
+  return fallback;
+}
+
+absl::Status ModelConfig::ReadErrors() const {
+  if (wrong_types.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(directory, "/config.json: ", absl::StrJoin(wrong_types, "; ")));
 }
 
 absl::Status ModelConfig::Refuse(absl::string_view what) const {

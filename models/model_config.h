@@ -25,6 +25,10 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   std::vector<int32_t> eos_token_ids;  // generation_config and config, merged, ascending
 
+  // InvalidArgument naming every key that an ...Or read found with a value of another type: such a
+  // value is never taken for absent. Asked after an architecture has read what it needs.
+  absl::Status ReadErrors() const;
+
   // Typed reads of a key of the text part. InvalidArgument names file, key, what is there and what
   // was expected. The default variants accept an absent or null key.
   absl::StatusOr<int64_t> Int(const std::string& key) const;
@@ -46,6 +50,8 @@ struct ModelConfig {
   // Unimplemented, naming what the value is and what this build supports.
   absl::Status Unsupported(absl::string_view key, absl::string_view value,
                            absl::string_view supported) const;
+
+  mutable std::vector<std::string> wrong_types;  // what ReadErrors tells
 };
 
 // NotFound without config.json; DataLoss for one that is no JSON object; InvalidArgument for

@@ -220,6 +220,81 @@ TEST(Cluster, RanksMayComeUpFarApart) {
   EXPECT_EQ(result.outputs(0).text(), " Paris.\n");
 }
 
+// ---- ranks that stop, coordinators that follow each other
+// ----------------------------------------
+
+TEST(Stopped, ARankThatStopsAnsweringIsNamedEndsStreamsAndTheServer) {
+  ASSERT_OK_AND_ASSIGN(auto cluster, Cluster::Start(Options(2)));
+  grpc::ClientContext context;
+  auto stream = cluster->inference()->Generate(&context, Endless());
+  GenerateEvent event;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(stream->Read(&event));
+  cluster->workers().processes[1].Signal(SIGSTOP);
+  const absl::Time start = absl::Now();
+  // Readiness is withdrawn within the lease, long before the collective's bound.
+  std::string state;
+  while (absl::Now() - start < absl::Seconds(8)) {
+    state = cluster->Status().state();
+    if (state != "READY") break;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  EXPECT_NE(state, "READY");
+  while (stream->Read(&event)) EXPECT_FALSE(event.has_finished());
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  EXPECT_EQ(ReasonOf(status), "ENGINE_FAILED");
+  EXPECT_THAT(status.error_message(), HasSubstr("rank 1"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(25));
+  ASSERT_TRUE(cluster->coordinator().Wait(absl::Seconds(20)));
+  EXPECT_EQ(cluster->coordinator().exit_code(), 1);
+  cluster->workers().processes[1].Signal(SIGKILL);
+}
+
+TEST(Takeover, WorkersOutliveAnOrderlyStopAndServeTheNextCoordinator) {
+  ASSERT_OK_AND_ASSIGN(Workers workers, Workers::Start(2));
+  uint64_t digest = 0;
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_OK_AND_ASSIGN(auto cluster, Cluster::StartCoordinator(Options(2), workers.addresses));
+    ASSERT_OK(cluster->WaitReady(absl::Seconds(60)));
+    ASSERT_OK_AND_ASSIGN(const GenerateResult result,
+                         cluster->Generate(Greedy("The capital of France is", 8)));
+    const uint64_t mine = result.outputs(0).finished().determinism_digest();
+    if (round == 1) EXPECT_EQ(mine, digest);
+    digest = mine;
+    cluster->coordinator().Signal(SIGTERM);
+    ASSERT_TRUE(cluster->coordinator().Wait(absl::Seconds(20)));
+    EXPECT_EQ(cluster->coordinator().exit_code(), 0);
+  }
+}
+
+TEST(Takeover, AnOlderCoordinatorIsNotReadyAndItsEndHarmsNobody) {
+  ASSERT_OK_AND_ASSIGN(Workers workers, Workers::Start(2));
+  ASSERT_OK_AND_ASSIGN(auto older, Cluster::StartCoordinator(Options(2), workers.addresses));
+  ASSERT_OK(older->WaitReady(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(auto newer, Cluster::StartCoordinator(Options(2), workers.addresses));
+  ASSERT_OK(newer->WaitReady(absl::Seconds(60)));
+  ASSERT_OK(newer->Generate(Greedy("The capital of France is", 4)));
+  // The older one fails (its streams are gone) or stops counting on its workers; either way it
+  // ends.
+  older->coordinator().Signal(SIGTERM);
+  ASSERT_TRUE(older->coordinator().Wait(absl::Seconds(45)));
+  ASSERT_OK_AND_ASSIGN(const GenerateResult result,
+                       newer->Generate(Greedy("The capital of France is", 3)));
+  EXPECT_EQ(result.outputs(0).text(), " Paris.\n");
+}
+
+TEST(Limits, CachesBeyondTheMachinesMemoryAreRefusedWithNumbers) {
+  ASSERT_OK_AND_ASSIGN(Workers workers, Workers::Start(1));
+  ClusterOptions options = Options(1);
+  options.coordinator_flags = {"--max-kv-blocks", "100000000"};
+  ASSERT_OK_AND_ASSIGN(auto cluster, Cluster::StartCoordinator(options, workers.addresses));
+  EXPECT_FALSE(cluster->WaitReady(absl::Seconds(20)).ok());
+  ASSERT_TRUE(cluster->coordinator().Wait(absl::Seconds(20)));
+  EXPECT_EQ(cluster->coordinator().exit_code(), 1);
+  EXPECT_THAT(cluster->coordinator_log(), HasSubstr("100000000 KV blocks"));
+  EXPECT_THAT(cluster->coordinator_log(), HasSubstr("this machine has"));
+}
+
 // ---- refusal of wrong steps
 // ----------------------------------------------------------------------
 

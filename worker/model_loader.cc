@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -62,6 +63,28 @@ void FillResult(const ModelConfig& config, const TpLegality& legality, const std
   result->set_snapshot_bytes(model.cache_spec().BytesPerSnapshot());
 }
 
+// Broken values are found by the loaders of single tensors; all of them mean a broken checkpoint.
+absl::Status WithReason(const absl::Status& status) {
+  if (!absl::IsDataLoss(status) || absl::StartsWith(status.message(), "CHECKPOINT_")) return status;
+  return absl::DataLossError(absl::StrCat("CHECKPOINT_INVALID: ", status.message()));
+}
+
+// The resolver's words, and the formats that weights really have where the config says nothing of
+// them.
+std::string Describe(const SchemeResolver& resolver, const WeightStore& store) {
+  const std::string summary = resolver.Summary();
+  std::string formats;
+  for (const auto& item : store.bytes_by_class()) {
+    const std::string& format = item.first.format;
+    if (format == "bf16" || format == "f32" || absl::StrContains(summary, format) ||
+        absl::StrContains(formats, format)) {
+      continue;
+    }
+    absl::StrAppend(&formats, formats.empty() ? "" : " + ", format);
+  }
+  return formats.empty() ? summary : absl::StrCat(summary, "; by their tensors: ", formats);
+}
+
 }  // namespace
 
 absl::StatusOr<LoadedModel> LoadCheckpointModel(const LoadSpec& spec, Counters* counters,
@@ -88,10 +111,11 @@ absl::StatusOr<LoadedModel> LoadCheckpointModel(const LoadSpec& spec, Counters* 
       resources->checkpoint.get(), spec.device, spec.rank, spec.world, counters,
       [&](const LoadProgress& load) { progress(ToProto(load, absl::Now() - start)); });
   LoadedModel loaded;
-  ASSIGN_OR_RETURN(loaded.model,
-                   LoadModel(config, spec.options, *resolver, resources->store.get()));
-  FillResult(config, legality, resolver->Summary(), *loaded.model, *resources->store,
-             &loaded.result);
+  auto model = LoadModel(config, spec.options, *resolver, resources->store.get());
+  if (!model.ok()) return WithReason(model.status());
+  loaded.model = *std::move(model);
+  FillResult(config, legality, Describe(*resolver, *resources->store), *loaded.model,
+             *resources->store, &loaded.result);
   loaded.model_digest = digest;
   loaded.resources = std::move(resources);
   return loaded;

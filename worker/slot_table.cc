@@ -57,7 +57,7 @@ absl::Status BatchLimits::Validate() const {
       {"max_logit_rows", max_logit_rows}, {"max_sequence_blocks", max_sequence_blocks}};
   for (const auto& p : positive) {
     if (p.second <= 0 || p.second > INT32_MAX) {
-      return Invalid(p.first, " is ", p.second, ", it must be positive");
+      return Invalid(p.first, " is ", p.second, ", it must be in [1, ", INT32_MAX, "]");
     }
   }
   if (snapshots < 0) return Invalid("snapshots is ", snapshots, ", it must not be negative");

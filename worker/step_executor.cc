@@ -1,10 +1,13 @@
 #include "worker/step_executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
@@ -241,6 +244,30 @@ void StepExecutor::Run(
   });
 }
 
+namespace {
+
+// Before anything is allocated: what the limits need must fit into the memory of the machine.
+absl::Status CheckMemory(const CacheSpec& spec, const BatchLimits& limits,
+                         int64_t workspace_bytes) {
+  const double kv =
+      static_cast<double>(limits.kv_blocks) * static_cast<double>(spec.BytesPerKvBlock());
+  const double slots = static_cast<double>(limits.slots) * static_cast<double>(spec.BytesPerSlot());
+  const double snapshots =
+      static_cast<double>(limits.snapshots) * static_cast<double>(spec.BytesPerSnapshot());
+  const double workspace = static_cast<double>(workspace_bytes);
+  const double total =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (kv + slots + snapshots + workspace <= total) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "the limits need %.3f GB (%.3f for %d KV blocks, %.3f for %d slots, %.3f for %d snapshots, "
+      "%.3f "
+      "for the workspace), this machine has %.3f GB; lower the limits",
+      (kv + slots + snapshots + workspace) * 1e-9, kv * 1e-9, limits.kv_blocks, slots * 1e-9,
+      limits.slots, snapshots * 1e-9, limits.snapshots, workspace * 1e-9, total * 1e-9));
+}
+
+}  // namespace
+
 absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) {
   Sizes sizes;
   absl::Status status;
@@ -255,6 +282,7 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
     RETURN_IF_ERROR(limits.Validate());
     int64_t workspace_bytes = 0;
     RETURN_IF_ERROR(SizeWorkspace(limits, &workspace_bytes));
+    RETURN_IF_ERROR(CheckMemory(model_->cache_spec(), limits, workspace_bytes));
     if (limits == limits_ && workspace_bytes <= workspace_.capacity()) {
       arena_.ZeroAll();
     } else {

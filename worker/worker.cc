@@ -446,6 +446,7 @@ absl::StatusOr<pb::AbortCommResponse> Worker::AbortComm(const pb::AbortCommReque
 absl::StatusOr<pb::DrainResponse> Worker::Drain(const pb::DrainRequest& request) {
   {
     std::lock_guard<std::mutex> lock(mu_);
+    RETURN_IF_ERROR(FenceLocked(request.term(), epoch_));
     draining_ = true;
   }
   const absl::Duration timeout =

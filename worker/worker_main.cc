@@ -48,7 +48,7 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->capture_default_str();
   app->add_option("--threads", flags->threads,
                   "Threads to compute with; 0: the hardware's, divided by the ranks of the model")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app->add_option("--device", flags->device, "Device to compute on")
       ->check(CLI::IsMember({"cpu"}))
@@ -103,6 +103,7 @@ void ServeUntilStopped(Worker* worker, grpc::Server* server) {
   }).detach();
   worker::v1::DrainRequest request;
   request.set_timeout_ms(10000);
+  request.set_term(worker->GetInfo().identity().term());
   const absl::Status drained = worker->Drain(request).status();
   if (!drained.ok()) LogWarning("drain: ", drained.message());
   server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));

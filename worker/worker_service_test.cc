@@ -452,7 +452,13 @@ TEST(WorkerService, DrainRefusesNewStreams) {
   Group group(1);
   group.Join(1);
   pb::DrainResponse response;
-  ASSERT_TRUE(group.at(0).Call(&Stub::Drain, pb::DrainRequest(), &response).ok());
+  pb::DrainRequest request;
+  const uint64_t term = group.at(0).Health().identity().term();
+  request.set_term(term - 1);
+  EXPECT_REFUSED(group.at(0).Call(&Stub::Drain, request, &response), "STALE_TERM");
+  EXPECT_EQ(group.at(0).Health().state(), pb::READY);
+  request.set_term(term);
+  ASSERT_TRUE(group.at(0).Call(&Stub::Drain, request, &response).ok());
   EXPECT_EQ(group.at(0).Health().state(), pb::DRAINING);
   grpc::ClientContext context;
   EXPECT_REFUSED(group.at(0).stub->StepStream(&context)->Finish(), "in state DRAINING");

@@ -16,6 +16,9 @@ absl::StatusOr<AttentionConfig> ReadAttention(const ModelConfig& model, double p
   AttentionConfig c;
   c.hidden_size = model.hidden_size;
   c.norm_eps = static_cast<float>(model.NumberOr("rms_norm_eps", 1e-6));
+  if (!(c.norm_eps > 0.0f && c.norm_eps < 1.0f)) {
+    return model.Refuse(absl::StrCat("rms_norm_eps is ", c.norm_eps, ", must be in (0, 1)"));
+  }
   ASSIGN_OR_RETURN(c.num_q_heads, model.Int("num_attention_heads"));
   RETURN_IF_ERROR(model.CheckSize("num_attention_heads", c.num_q_heads));
   c.num_kv_heads = model.IntOr("num_key_value_heads", c.num_q_heads);

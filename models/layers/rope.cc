@@ -23,7 +23,7 @@ absl::StatusOr<RopeConfig> ReadRope(const ModelConfig& model, int64_t head_dim, 
                                      "; it must be even and in [2, head_dim]"));
   }
   if (!(c.theta > 0.0 && std::isfinite(c.theta))) {
-    return model.Refuse(absl::StrCat("rope_theta is ", c.theta, ", must be positive"));
+    return model.Refuse(absl::StrCat("rope_theta is ", c.theta, ", must be positive and finite"));
   }
   const std::string type = model.RopeStringOr("rope_type", "default");
   if (type == "default") return c;

@@ -57,7 +57,8 @@ void AddServe(CLI::App* app, int* exit_code) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   verb->add_option("--worker-threads", flags->workers.threads,
-                   "Threads of each worker. Default: cores / tp");
+                   "Threads of each worker. Default: cores / tp")
+      ->check(CLI::Range(0, 1024));
   verb->add_option("--worker-binary", flags->workers.binary,
                    "The lockstep_worker program. Default: the one beside this program");
   verb->footer("Example: lockstep serve --model ./my-model --tp 2");
