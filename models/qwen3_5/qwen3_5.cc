@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/attention/attention.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/conv/causal_conv.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/pointwise/pointwise.h"
@@ -122,7 +123,6 @@ DeltaNetParams Qwen35::DeltaNetParamsOf() const {
   p.num_v_heads = config_.num_v_heads / world_;
   p.k_dim = config_.k_dim;
   p.v_dim = config_.v_dim;
-  p.conv_width = config_.conv_width;
   p.norm_eps = config_.norm_eps;
   p.output_gate = config_.gdn_gate;
   return p;
@@ -196,7 +196,7 @@ absl::Status Qwen35::LoadDeltaNet(const LinearLoader& loader, const std::string&
   const DType act = options_.activation_dtype;
   g.first_slot_tensor = static_cast<int>(cache_spec_.slot_tensors.size());
   auto& slots = cache_spec_.slot_tensors;
-  slots.push_back({name + "conv", act, {p.conv_width - 1, p.conv_channels()}, true});
+  slots.push_back({name + "conv", act, {c.conv_width - 1, p.conv_channels()}, true});
   slots.push_back({name + "state", DType::kF32, {p.num_v_heads, p.v_dim, p.k_dim}, true});
   slots.push_back({name + "ring_k", DType::kF32, {kGrid, p.num_k_heads * p.k_dim}, false});
   slots.push_back({name + "ring_d", DType::kF32, {kGrid, p.num_v_heads * p.v_dim}, false});
@@ -328,12 +328,10 @@ absl::Status Qwen35::DeltaNet(ExecContext* ctx, CommGroup* comm, const ForwardBa
   const DType act = options_.activation_dtype;
   const int64_t tokens = batch.num_tokens;
   const size_t slot = static_cast<size_t>(layer.first_slot_tensor);
-  const DeltaNetState state = {
-      caches.slot_tensors[slot],         caches.slot_tensors[slot + 1],
-      caches.slot_tensors[slot + 2],     caches.slot_tensors[slot + 3],
-      caches.slot_tensors[slot + 4],     caches.snapshot_tensors[slot],
-      caches.snapshot_tensors[slot + 1],
-  };
+  const ConvState conv = {caches.slot_tensors[slot], caches.snapshot_tensors[slot]};
+  const DeltaNetState state = {caches.slot_tensors[slot + 1], caches.slot_tensors[slot + 2],
+                               caches.slot_tensors[slot + 3], caches.slot_tensors[slot + 4],
+                               caches.snapshot_tensors[slot + 1]};
   Workspace* ws = ctx->workspace;
   TensorView mixed = ws->Take(act, {tokens, p.conv_channels()});
   TensorView convolved = ws->Take(act, {tokens, p.conv_channels()});
@@ -346,7 +344,7 @@ absl::Status Qwen35::DeltaNet(ExecContext* ctx, CommGroup* comm, const ForwardBa
   RETURN_IF_ERROR(layer.in_proj_z.Apply(ctx, &input, z));
   RETURN_IF_ERROR(layer.in_proj_b.Apply(ctx, &input, b));
   RETURN_IF_ERROR(layer.in_proj_a.Apply(ctx, &input, a));
-  RETURN_IF_ERROR(CausalConv(ctx, batch, p, mixed, layer.conv, state, convolved));
+  RETURN_IF_ERROR(CausalConv(ctx, batch, mixed, layer.conv, {}, conv, convolved));
   RETURN_IF_ERROR(GatedDeltaNet(ctx, batch, p, convolved, z, b, a, layer.a_log, layer.dt_bias,
                                 layer.norm, state, o));
   LinearInput output_input(o);
