@@ -31,9 +31,9 @@ struct CacheSpec {
     int64_t head_dim = 0;
   };
   struct SlotTensor {
-    std::string name;    // "layers.0.conv"
+    std::string name;  // "layers.0.conv"
     DType dtype = DType::kF32;
-    Shape shape;         // of one slot
+    Shape shape;  // of one slot
     // Part of the state at a grid point: zeroed or restored when a sequence starts, snapshotted for
     // the prefix cache. The others need no initialization.
     bool snapshot = false;
@@ -50,14 +50,16 @@ struct CacheSpec {
 // The caches that the executor allocated for a CacheSpec, same order.
 struct CacheViews {
   std::vector<KvCacheView> kv_layers;
-  std::vector<TensorView> slot_tensors;      // [slots, shape...]
-  std::vector<TensorView> snapshot_tensors;  // [snapshots, shape...]; null data where not snapshotted
+  std::vector<TensorView> slot_tensors;  // [slots, shape...]
+  std::vector<TensorView>
+      snapshot_tensors;  // [snapshots, shape...]; null data where not snapshotted
 };
 
 // Legal tensor-parallel sizes among 1, 2, 4, 8, and why the others are not.
 struct TpLegality {
   std::vector<int> legal;
-  std::vector<std::string> reasons;  // one per refused size: "8: 4 linear key heads cannot be split 8 ways"
+  std::vector<std::string>
+      reasons;  // one per refused size: "8: 4 linear key heads cannot be split 8 ways"
   // InvalidArgument listing the legal sizes and the reason, when `tp` is not among them.
   absl::Status Check(int tp) const;
 };
@@ -71,8 +73,9 @@ class Model {
   // Rows of logits of one rank, padding included: ShardSpec::VocabRowsPerRank.
   virtual int64_t local_vocab_rows() const = 0;
 
-  // The logits of batch.logit_rows: logits F32 [R, local_vocab_rows]; rows beyond the vocabulary are
-  // -infinity. Launches the same ops for any number of tokens. All ranks of `comm` call it together.
+  // The logits of batch.logit_rows: logits F32 [R, local_vocab_rows]; rows beyond the vocabulary
+  // are -infinity. Launches the same ops for any number of tokens. All ranks of `comm` call it
+  // together.
   virtual absl::Status Forward(ExecContext* ctx, CommGroup* comm, const ForwardBatch& batch,
                                const CacheViews& caches, TensorView logits) const = 0;
 
@@ -80,8 +83,8 @@ class Model {
   virtual const Linear* FindLinear(const std::string& module) const = 0;
 };
 
-// Which sizes are legal, from the config alone. Unimplemented names an unknown architecture and lists
-// the known ones.
+// Which sizes are legal, from the config alone. Unimplemented names an unknown architecture and
+// lists the known ones.
 absl::StatusOr<TpLegality> LegalTpSizes(const ModelConfig& config);
 
 // Loads the rank's shard through the store (which knows rank and world).

@@ -105,7 +105,7 @@ class Worker {
   std::shared_ptr<ProcessCommListener> listener_;
   std::shared_ptr<CommGroup> comm_;
   int64_t fenced_steps_ = 0;  // refused before they reached the executor
-  uint64_t stream_ = 0;  // token of the open one; 0: none
+  uint64_t stream_ = 0;       // token of the open one; 0: none
   uint64_t last_stream_ = 0;
   std::function<void(const absl::Status&)> stream_ended_;
   std::thread load_thread_;

@@ -37,9 +37,9 @@ struct Voidify {
 }  // namespace internal
 }  // namespace lockstep
 
-#define CHECK(condition)                   \
-  __builtin_expect(!!(condition), 1)       \
-      ? (void)0                            \
+#define CHECK(condition)                  \
+  __builtin_expect(!!(condition), 1)      \
+      ? (void)0                           \
       : ::lockstep::internal::Voidify() & \
             ::lockstep::internal::FatalMessage(__FILE__, __LINE__, #condition).stream()
 #define CHECK_EQ(a, b) CHECK((a) == (b)) << "(" << (a) << " vs " << (b) << ") "

@@ -13,9 +13,9 @@ struct Row {
 };
 
 constexpr Row kRows[] = {
-    {DType::kF32, "F32", 4},     {DType::kBF16, "BF16", 2}, {DType::kF16, "F16", 2},
+    {DType::kF32, "F32", 4},      {DType::kBF16, "BF16", 2}, {DType::kF16, "F16", 2},
     {DType::kE4M3, "F8_E4M3", 1}, {DType::kU8, "U8", 1},     {DType::kI32, "I32", 4},
-    {DType::kI64, "I64", 8},     {DType::kBool, "BOOL", 1}, {DType::kF64, "F64", 8},
+    {DType::kI64, "I64", 8},      {DType::kBool, "BOOL", 1}, {DType::kF64, "F64", 8},
 };
 
 const Row& RowOf(DType dtype) {

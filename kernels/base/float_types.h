@@ -28,7 +28,9 @@ struct BF16 {
 };
 
 LOCKSTEP_ALWAYS_INLINE inline float ToFloat(float f) { return f; }
-LOCKSTEP_ALWAYS_INLINE inline float ToFloat(BF16 b) { return BitsToFloat(static_cast<uint32_t>(b.bits) << 16); }
+LOCKSTEP_ALWAYS_INLINE inline float ToFloat(BF16 b) {
+  return BitsToFloat(static_cast<uint32_t>(b.bits) << 16);
+}
 
 // Rounds to nearest even. A NaN stays a (quiet) NaN; values beyond the range become infinity.
 LOCKSTEP_ALWAYS_INLINE inline BF16 ToBF16(float f) {

@@ -63,10 +63,9 @@ TEST(E4M3, KnownVectors) {
   const struct {
     double value;
     int byte;
-  } rows[] = {{448, 0x7e},        {449, 0x7e},  {470, 0x7e},  {1e9, 0x7e},
-              {18, 0x59},         {17, 0x58},   {19, 0x5a},   {0.1, 0x1d},
-              {1.0 / 3, 0x2b},    {0x1p-6, 8},  {7.5 * 0x1p-9, 8},
-              {0.75 * 0x1p-9, 1}, {0x1p-9, 1},  {0x1p-10, 0}, {-0.0, 0x80}};
+  } rows[] = {{448, 0x7e},       {449, 0x7e},        {470, 0x7e}, {1e9, 0x7e},     {18, 0x59},
+              {17, 0x58},        {19, 0x5a},         {0.1, 0x1d}, {1.0 / 3, 0x2b}, {0x1p-6, 8},
+              {7.5 * 0x1p-9, 8}, {0.75 * 0x1p-9, 1}, {0x1p-9, 1}, {0x1p-10, 0},    {-0.0, 0x80}};
   for (const auto& row : rows) {
     EXPECT_EQ(FloatToE4M3(static_cast<float>(row.value)), row.byte) << row.value;
   }

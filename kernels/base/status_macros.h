@@ -6,12 +6,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define RETURN_IF_ERROR(expr)                           \
-  do {                                                  \
-    ::absl::Status return_if_error_status = (expr);     \
-    if (!return_if_error_status.ok()) {                 \
-      return return_if_error_status;                    \
-    }                                                   \
+#define RETURN_IF_ERROR(expr)                       \
+  do {                                              \
+    ::absl::Status return_if_error_status = (expr); \
+    if (!return_if_error_status.ok()) {             \
+      return return_if_error_status;                \
+    }                                               \
   } while (false)
 
 #define LOCKSTEP_CONCAT_INNER(a, b) a##b

@@ -62,9 +62,7 @@ class Shape {
     CHECK_LT(rank_, 4);
     dims_[rank_++] = d;
   }
-  bool operator==(const Shape& other) const {
-    return rank_ == other.rank_ && dims_ == other.dims_;
-  }
+  bool operator==(const Shape& other) const { return rank_ == other.rank_ && dims_ == other.dims_; }
   bool operator!=(const Shape& other) const { return !(*this == other); }
   // "[7, 5120]"
   std::string ToString() const {

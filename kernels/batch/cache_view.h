@@ -7,8 +7,9 @@
 
 namespace lockstep {
 
-// Keys and values of one layer on one rank: [num_blocks, num_kv_heads, kGrid, head_dim], F32 or BF16
-// (the rank's heads only). Position p of a sequence is row p % kGrid of block block_table[p / kGrid].
+// Keys and values of one layer on one rank: [num_blocks, num_kv_heads, kGrid, head_dim], F32 or
+// BF16 (the rank's heads only). Position p of a sequence is row p % kGrid of block block_table[p /
+// kGrid].
 struct KvCacheView {
   TensorView keys;
   TensorView values;

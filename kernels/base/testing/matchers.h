@@ -46,9 +46,9 @@ MATCHER_P2(StatusIs, code, message_matcher,
 #define LOCKSTEP_TEST_CONCAT(a, b) LOCKSTEP_TEST_CONCAT_INNER(a, b)
 #define ASSERT_OK_AND_ASSIGN(lhs, expr) \
   LOCKSTEP_ASSERT_OK_AND_ASSIGN(LOCKSTEP_TEST_CONCAT(test_status_or_, __LINE__), lhs, expr)
-#define LOCKSTEP_ASSERT_OK_AND_ASSIGN(tmp, lhs, expr)   \
-  auto tmp = (expr);                                    \
-  ASSERT_TRUE(tmp.ok()) << tmp.status().ToString();     \
+#define LOCKSTEP_ASSERT_OK_AND_ASSIGN(tmp, lhs, expr) \
+  auto tmp = (expr);                                  \
+  ASSERT_TRUE(tmp.ok()) << tmp.status().ToString();   \
   lhs = std::move(tmp).value()
 #define ASSERT_OK(expr) ASSERT_THAT(expr, ::lockstep::testing::IsOk())
 #define EXPECT_OK(expr) EXPECT_THAT(expr, ::lockstep::testing::IsOk())
