@@ -4,7 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "models/llama/llama.h"
+#include "models/nemotron_h/nemotron_h.h"
+#include "models/qwen3/qwen3.h"
 #include "models/qwen3_5/qwen3_5.h"
+#include "models/qwen3_5_moe/qwen3_5_moe.h"
 
 namespace lockstep {
 namespace {
@@ -18,8 +23,13 @@ struct Architecture {
 
 // Every architecture that this build serves: one row each.
 constexpr Architecture kArchitectures[] = {
+    {"llama", llama::LegalTpSizes, llama::Load},
+    {"qwen3", qwen3::LegalTpSizes, qwen3::Load},
     {"qwen3_5_text", qwen3_5::LegalTpSizes, qwen3_5::Load},
     {"qwen3_5", qwen3_5::LegalTpSizes, qwen3_5::Load},
+    {"nemotron_h", nemotron_h::LegalTpSizes, nemotron_h::Load},
+    {"qwen3_5_moe_text", qwen3_5_moe::LegalTpSizes, qwen3_5_moe::Load},
+    {"qwen3_5_moe", qwen3_5_moe::LegalTpSizes, qwen3_5_moe::Load},
 };
 
 absl::StatusOr<const Architecture*> Find(const ModelConfig& config) {
@@ -80,6 +90,8 @@ absl::StatusOr<std::unique_ptr<Model>> LoadModel(const ModelConfig& config,
                                                  WeightStore* store) {
   const auto row = Find(config);
   if (!row.ok()) return row.status();
+  ASSIGN_OR_RETURN(const TpLegality legality, (*row)->legal_tp(config));
+  RETURN_IF_ERROR(legality.Check(store->world()));
   return (*row)->load(config, options, resolver, store);
 }
 

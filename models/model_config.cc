@@ -343,6 +343,23 @@ std::string ModelConfig::RopeStringOr(const std::string& key, const std::string&
   return value != nullptr && value->is_string() ? value->get<std::string>() : fallback;
 }
 
+absl::Status ModelConfig::Refuse(absl::string_view what) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(directory, "/config.json: ", what, " (model_type ", model_type, ")"));
+}
+
+absl::Status ModelConfig::CheckSize(absl::string_view key, int64_t value) const {
+  if (value >= 1 && value <= (int64_t{1} << 20)) return absl::OkStatus();
+  return Refuse(absl::StrCat(key, " is ", value, ", must be in [1, 2^20]"));
+}
+
+absl::Status ModelConfig::Unsupported(absl::string_view key, absl::string_view value,
+                                      absl::string_view supported) const {
+  return absl::UnimplementedError(absl::StrCat(directory, "/config.json: ", key, " \"", value,
+                                               "\" (model_type ", model_type,
+                                               "); supported: ", supported));
+}
+
 absl::StatusOr<Json> ParseLenientJson(const std::string& text, const std::string& what) {
   return ParseLenient<Json>(text, what);
 }

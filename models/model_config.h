@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -37,6 +38,14 @@ struct ModelConfig {
   // the top of the text part.
   double RopeNumberOr(const std::string& key, double fallback) const;
   std::string RopeStringOr(const std::string& key, const std::string& fallback) const;
+
+  // InvalidArgument "<directory>/config.json: <what> (model_type <type>)".
+  absl::Status Refuse(absl::string_view what) const;
+  // Refuse unless 1 <= value <= 2^20.
+  absl::Status CheckSize(absl::string_view key, int64_t value) const;
+  // Unimplemented, naming what the value is and what this build supports.
+  absl::Status Unsupported(absl::string_view key, absl::string_view value,
+                           absl::string_view supported) const;
 };
 
 // NotFound without config.json; DataLoss for one that is no JSON object; InvalidArgument for

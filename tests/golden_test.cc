@@ -50,6 +50,22 @@ std::vector<Case> Cases() {
       }
     }
   }
+  // Legal sizes of the other architectures: qwen3's MLP has two virtual shards.
+  const struct {
+    const char* folder;
+    std::vector<int> legal;
+  } others[] = {{"llama-ct-nvfp4-fp8", {1, 2, 4, 8}},
+                {"qwen3-fp8-block", {1, 2}},
+                {"qwen3_5_moe-modelopt-mixed", {1, 2, 4}},
+                {"nemotron_h-modelopt-mixed", {1, 2, 4}}};
+  for (const auto& other : others) {
+    for (int tp : other.legal) {
+      for (bool f32 : {true, false}) {
+        cases.push_back({other.folder, tp, f32, "weight_only"});
+        cases.push_back({other.folder, tp, f32, "w8a8"});
+      }
+    }
+  }
   return cases;
 }
 
@@ -103,13 +119,15 @@ TEST_P(GoldenTest, MatchesTheReference) {
   }
   ASSERT_NE(set, nullptr) << c.folder << " has no " << c.set;
   ASSERT_OK_AND_ASSIGN(Group g, StartGroup(c.folder, c.tp, c.f32, c.set == "w8a8"));
+  ASSERT_OK_AND_ASSIGN(const bool routed, IsRouted(TestModel(c.folder)));
   // Residency: what a rank holds is its share of the checkpoint, in the stored form.
   for (const worker::v1::LoadModelResult& rank : g.loaded) {
     EXPECT_LE(static_cast<double>(rank.resident_bytes()),
               1.05 * static_cast<double>(rank.checkpoint_bytes()));
   }
-  ASSERT_OK_AND_ASSIGN(const GoldenReport report,
-                       EvalGolden(*golden, *set, c.f32, g.driver.get(), g.group.get()));
+  ASSERT_OK_AND_ASSIGN(
+      const GoldenReport report,
+      EvalGolden(*golden, *set, BoundsOf(c.set, c.f32, routed), g.driver.get(), g.group.get()));
   EXPECT_EQ(report.prompts.size(), 4u);
   for (const GoldenPrompt& p : report.prompts) {
     std::printf("%-30s tp %d %s %-11s prompt %d: %2lld rows, worst %.2e, tokens %lld/%lld\n",
@@ -158,6 +176,15 @@ TEST(IllegalTp, NamesTheLegalSizesAndTheReason) {
     EXPECT_THAT(std::string(group.status().message()), HasSubstr("legal: 1, 2, 4"));
     EXPECT_THAT(std::string(group.status().message()), HasSubstr("4 linear-attention key heads"));
   }
+  auto moe = StartGroup("qwen3_5_moe-modelopt-mixed", 8, true, false);
+  ASSERT_FALSE(moe.ok());
+  EXPECT_THAT(std::string(moe.status().message()), HasSubstr("4 linear-attention key heads"));
+  auto nemotron = StartGroup("nemotron_h-modelopt-mixed", 8, true, false);
+  ASSERT_FALSE(nemotron.ok());
+  EXPECT_THAT(std::string(nemotron.status().message()), HasSubstr("4 Mamba groups"));
+  auto qwen3 = StartGroup("qwen3-fp8-block", 4, true, false);
+  ASSERT_FALSE(qwen3.ok());
+  EXPECT_THAT(std::string(qwen3.status().message()), HasSubstr("V = 2 virtual shards"));
   auto three = StartGroup("qwen3_5", 3, true, false);
   ASSERT_FALSE(three.ok());
   EXPECT_THAT(std::string(three.status().message()), HasSubstr("powers of two"));

@@ -76,6 +76,7 @@ void FillTile(ConstTensorView x, int64_t token, int64_t tokens, float* out) {
   FillTile<uint8_t, E4M3Source>(x, token, tokens, out);
 }
 
+// `out` of rank 3: the sums of the virtual shards, kept apart.
 absl::Status GemmCpu(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
                      const ConstTensorView* act_scales, TensorView out) {
   const int64_t m = x.rows();
@@ -117,7 +118,8 @@ absl::Status GemmCpu(ExecContext* ctx, const GemmWeight& weight, ConstTensorView
   }
   args.out = out.data;
   args.out_bf16 = out.dtype == DType::kBF16;
-  args.out_stride = out.row_stride;
+  args.out_stride = out.shape.rank() == 3 ? weight.n : out.row_stride;
+  args.out_shard_stride = out.shape.rank() == 3 ? out.row_stride : 0;
 
   const TaskFn task = TaskOf(GetCpuIsa());
   const int64_t blocks = CeilDiv(CeilDiv(weight.n, kGroupRows), kTaskGroups);
@@ -145,8 +147,14 @@ absl::Status CheckOperands(const GemmWeight& weight, ConstTensorView x,
     return absl::InvalidArgumentError(absl::StrCat("Gemm: x is ", x.ToString(), ", expected [T, ",
                                                    weight.k, "] of F32, BF16 or U8"));
   }
-  if (out.shape != Shape{x.rows(), weight.n} ||
-      (out.dtype != DType::kF32 && out.dtype != DType::kBF16)) {
+  if (out.shape.rank() == 3) {
+    if (out.shape != Shape{weight.shards, x.rows(), weight.n} || out.dtype != DType::kF32) {
+      return absl::InvalidArgumentError(absl::StrCat("Gemm: out is ", out.ToString(),
+                                                     ", expected F32[", weight.shards, ", ",
+                                                     x.rows(), ", ", weight.n, "]"));
+    }
+  } else if (out.shape != Shape{x.rows(), weight.n} ||
+             (out.dtype != DType::kF32 && out.dtype != DType::kBF16)) {
     return absl::InvalidArgumentError(absl::StrCat("Gemm: out is ", out.ToString(), ", expected [",
                                                    x.rows(), ", ", weight.n, "] of F32 or BF16"));
   }
@@ -200,8 +208,10 @@ std::vector<KSegment> MakeSegments(const KLayout& layout) {
   return segments;
 }
 
-absl::Status Gemm(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
-                  const ConstTensorView* act_scales, TensorView out) {
+namespace {
+
+absl::Status RunGemm(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
+                     const ConstTensorView* act_scales, TensorView out) {
   RETURN_IF_ERROR(CheckOperands(weight, x, act_scales, out));
   CHECK(weight.shards >= 1 && weight.shards <= kMaxShards) << weight.shards << " virtual shards ";
   ctx->counters->op_launches.fetch_add(1, std::memory_order_relaxed);
@@ -209,6 +219,20 @@ absl::Status Gemm(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
     if (arm.device == weight.device) return arm.run(ctx, weight, x, act_scales, out);
   }
   return absl::UnimplementedError("Gemm: this build has no arm for the weight's device");
+}
+
+}  // namespace
+
+absl::Status Gemm(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
+                  const ConstTensorView* act_scales, TensorView out) {
+  CHECK_EQ(out.shape.rank(), 2);
+  return RunGemm(ctx, weight, x, act_scales, out);
+}
+
+absl::Status GemmShards(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
+                        const ConstTensorView* act_scales, TensorView out) {
+  CHECK_EQ(out.shape.rank(), 3);
+  return RunGemm(ctx, weight, x, act_scales, out);
 }
 
 }  // namespace lockstep

@@ -54,4 +54,9 @@ int64_t ActScalesPerToken(int64_t k, int64_t shard_size, int64_t act_group);
 absl::Status Gemm(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
                   const ConstTensorView* act_scales, TensorView out);
 
+// As Gemm, but the sums of the virtual shards are kept apart: out F32 [weight.shards, T, n], whose
+// row stride (between shards) is honoured. Joining them as a tree gives Gemm's F32 result.
+absl::Status GemmShards(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
+                        const ConstTensorView* act_scales, TensorView out);
+
 }  // namespace lockstep

@@ -71,6 +71,7 @@ struct GemmArgs {
   void* out = nullptr;
   bool out_bf16 = false;
   int64_t out_stride = 0;
+  int64_t out_shard_stride = 0;  // F32 elements between the sums of virtual shards; 0: they join
 };
 
 }  // namespace lockstep

@@ -169,8 +169,7 @@ void JoinShards(float (*sums)[kCount][16], int64_t shards) {
   }
 }
 
-void StoreOut(const GemmArgs& a, int64_t token, int64_t row, F32x16 v, int rows) {
-  const int64_t at = token * a.out_stride + row;
+void StoreOut(const GemmArgs& a, int64_t at, F32x16 v, int rows) {
   if (a.out_bf16) {
     StoreBF16Lanes(static_cast<uint16_t*>(a.out) + at, v, rows);
   } else if (rows == kGroupRows) {
@@ -234,11 +233,14 @@ void Tile(const GemmArgs& a, int64_t group, int64_t token, const float* x, int64
       }
     }
   }
-  JoinShards<kGroups * kTokens>(sums, a.shards);
-  for (int g = 0; g < kGroups; ++g) {
-    for (int t = 0; t < kTokens; ++t) {
-      StoreOut(a, token + t, (group + g) * kGroupRows, Load(sums[0][g * kTokens + t]),
-               weights.rows);
+  const bool join = a.out_shard_stride == 0;
+  if (join) JoinShards<kGroups * kTokens>(sums, a.shards);
+  for (int64_t s = 0; s < (join ? 1 : a.shards); ++s) {
+    for (int g = 0; g < kGroups; ++g) {
+      for (int t = 0; t < kTokens; ++t) {
+        StoreOut(a, s * a.out_shard_stride + (token + t) * a.out_stride + (group + g) * kGroupRows,
+                 Load(sums[s][g * kTokens + t]), weights.rows);
+      }
     }
   }
 }

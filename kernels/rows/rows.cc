@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/float_types.h"
 
 namespace lockstep {
 
@@ -32,13 +33,18 @@ absl::Status GatherRows(ExecContext* ctx, ConstTensorView source, ConstTensorVie
 
 absl::Status Fill(ExecContext* ctx, float value, TensorView out) {
   ctx->counters->op_launches++;
-  if (out.dtype != DType::kF32 || out.shape.rank() != 2) {
+  const bool bf16 = out.dtype == DType::kBF16;
+  if ((!bf16 && out.dtype != DType::kF32) || out.shape.rank() != 2) {
     return absl::InvalidArgumentError(
-        absl::StrCat("fill: out is ", out.ToString(), ", expected F32[R, D]"));
+        absl::StrCat("fill: out is ", out.ToString(), ", expected F32[R, D] or BF16[R, D]"));
   }
   if (ctx->dry_run()) return absl::OkStatus();
   for (int64_t r = 0; r < out.shape[0]; ++r) {
-    std::fill_n(out.row<float>(r), out.shape[1], value);
+    if (bf16) {
+      std::fill_n(out.row<BF16>(r), out.shape[1], ToBF16(value));
+    } else {
+      std::fill_n(out.row<float>(r), out.shape[1], value);
+    }
   }
   return absl::OkStatus();
 }

@@ -11,7 +11,7 @@ namespace lockstep {
 absl::Status GatherRows(ExecContext* ctx, ConstTensorView source, ConstTensorView rows,
                         TensorView out);
 
-// Every element of out [R, D] F32 becomes `value`; the row stride is honoured.
+// Every element of out [R, D], F32 or BF16 (rounded), becomes `value`; the row stride is honoured.
 absl::Status Fill(ExecContext* ctx, float value, TensorView out);
 
 // out[r] = pieces[0][r] | pieces[1][r] | ...: the columns of `world` ranks side by side.

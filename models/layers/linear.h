@@ -35,8 +35,21 @@ class Linear {
   // Columns of [n, k] split into the rank's share of the virtual shards of k.
   static absl::StatusOr<Linear> RowParallel(const LinearLoader& loader, const std::string& module,
                                             const std::string& module_class, int64_t n, int64_t k);
+  // The same with the virtual shards of a larger unit (all experts of a layer have one V). `stack`:
+  // where the matrix lies when it is one of a stack.
+  static absl::StatusOr<Linear> RowParallel(const LinearLoader& loader, const std::string& module,
+                                            const std::string& module_class, int64_t n, int64_t k,
+                                            const VirtualShards& shards, const LinearStack& stack);
+  // Rows [rows.begin, rows.begin + rows.size) of each matrix [n, k] of a stack, split by rows.
+  static absl::StatusOr<Linear> StackedColumnParallel(const LinearLoader& loader,
+                                                      const std::string& module,
+                                                      const std::string& module_class, int64_t n,
+                                                      int64_t k, const Range& rows,
+                                                      const LinearStack& stack);
   // InvalidArgument when k cannot be cut for `world` ranks (world > V), with V and the reason.
   static absl::Status ValidateRowParallel(const std::string& module, int64_t k, int world);
+  static absl::Status ValidateRowParallel(const std::string& module, int64_t k, int world,
+                                          const VirtualShards& shards);
 
   Linear() = default;
   Linear(Linear&&) = default;
@@ -50,6 +63,9 @@ class Linear {
   // sum [T, n] F32: complete on every rank (the all-reduce is inside). Row-parallel only.
   absl::Status ApplyReduce(ExecContext* ctx, CommGroup* comm, LinearInput* input,
                            TensorView sum) const;
+  // sums F32 [local virtual shards, T, n]: the rank's partial sums, neither joined nor reduced; the
+  // row stride between shards is honoured. Row-parallel only.
+  absl::Status ApplyShards(ExecContext* ctx, LinearInput* input, TensorView sums) const;
 
  private:
   std::unique_ptr<ResidentLinear> resident_;

@@ -65,6 +65,8 @@ VocabEmbedding VocabEmbedding::Tied(const VocabHead* head) {
 absl::Status VocabEmbedding::Apply(ExecContext* ctx, CommGroup* comm, ConstTensorView tokens,
                                    TensorView out) const {
   const auto lookup = [&](TensorView rows) {
+    // A rank without rows is asked for none: EmbeddingSelect takes nothing of what it gives.
+    if (tied_ != nullptr && shard_.rows == 0) return Fill(ctx, 0.0f, rows);
     if (tied_ != nullptr) {
       return tied_->linear().resident().GatherRows(ctx, tokens, shard_.begin, rows);
     }

@@ -21,6 +21,14 @@ namespace lockstep {
 // Whether activations are quantized as the checkpoint says (W8A8), or never (W8A16, W4A16).
 enum class ActivationQuant { kNone, kCheckpoint };
 
+// A linear that is stored as one of `count` unquantized matrices [n, k] in one tensor [count, n,
+// k].
+struct LinearStack {
+  std::string tensor;  // full name
+  int64_t index = 0;
+  int64_t count = 0;  // 0: not stacked
+};
+
 // The part of a linear [n, k] that a rank holds.
 struct LinearShard {
   std::string module;        // full name in the checkpoint
@@ -31,6 +39,7 @@ struct LinearShard {
   Range columns;                 // of k; for a row-parallel linear whole virtual shards
   bool row_parallel = false;     // input is sharded, output is a partial sum over ranks
   VirtualShards virtual_shards;  // of the full k; {1, k} when not row-parallel
+  LinearStack stack;
 
   int64_t local_n() const {
     int64_t sum = 0;
@@ -75,6 +84,10 @@ class ResidentLinear {
   // before the tree over the rank's virtual shards (numerics N2). F32: not rounded; BF16: rounded
   // once. A quantized form of the input stays in the workspace until the caller's scope ends.
   virtual absl::Status Apply(ExecContext* ctx, LinearInput* input, TensorView sum) const = 0;
+
+  // The same sums of each local virtual shard, not joined: F32 [local_shards, T, local_n], whose
+  // row stride (between shards) is honoured.
+  virtual absl::Status ApplyShards(ExecContext* ctx, LinearInput* input, TensorView sums) const = 0;
 
   // For evaluation: what Apply makes of `input` before the product. Scales [T, groups of this
   // rank]. FailedPrecondition when this linear does not quantize its input.

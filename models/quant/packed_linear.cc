@@ -25,6 +25,16 @@ absl::Status PackedLinear::Apply(ExecContext* ctx, LinearInput* input, TensorVie
   return Gemm(ctx, weight_, quantized.codes, &scales, sum);
 }
 
+absl::Status PackedLinear::ApplyShards(ExecContext* ctx, LinearInput* input,
+                                       TensorView sums) const {
+  if (activation_.scheme == ActivationScheme::kNone) {
+    return GemmShards(ctx, weight_, input->x(), nullptr, sums);
+  }
+  ASSIGN_OR_RETURN(const LinearInput::Quantized quantized, QuantizeInput(ctx, input));
+  const ConstTensorView scales = quantized.scales;
+  return GemmShards(ctx, weight_, quantized.codes, &scales, sums);
+}
+
 absl::StatusOr<LinearInput::Quantized> PackedLinear::QuantizeInput(ExecContext* ctx,
                                                                    LinearInput* input) const {
   const ActivationPlan& plan = activation_;

@@ -28,6 +28,7 @@ class PackedLinear : public ResidentLinear {
                std::vector<DeviceBuffer> buffers);
 
   absl::Status Apply(ExecContext* ctx, LinearInput* input, TensorView sum) const override;
+  absl::Status ApplyShards(ExecContext* ctx, LinearInput* input, TensorView sums) const override;
   absl::StatusOr<LinearInput::Quantized> QuantizeInput(ExecContext* ctx,
                                                        LinearInput* input) const override;
   absl::Status GatherRows(ExecContext* ctx, ConstTensorView tokens, int64_t row_begin,
@@ -53,14 +54,14 @@ class PackedLinearBuilder {
                                                     WeightStore* store);
 
   GemmWeight& weight() { return weight_; }
-  // The tensor `{module}.{suffix}`, marked as used. NotFound names it.
+  // The tensor `{module}.{suffix}` (of a stack: the stack), marked as used. NotFound names it.
   absl::StatusOr<const TensorInfo*> Use(const std::string& suffix);
   // Marks `{module}.{suffix}` as used if it is there, without reading it.
   void Ignore(const std::string& suffix);
 
   // Packs the shard's rows and columns of a tensor stored as [n, k / k_per_unit] units of the
-  // dtype's size. `is_bad(first byte of a unit)` marks corrupt units: DataLoss names tensor and
-  // index.
+  // dtype's size, or as one such matrix of a stack. `is_bad(first byte of a unit)` marks corrupt
+  // units: DataLoss names tensor and index.
   absl::StatusOr<const void*> PlaceUnits(const TensorInfo& tensor, int64_t k_per_unit,
                                          bool (*is_bad)(const uint8_t*), const char* bad_text);
   // One scale per row of the shard, F32 or BF16, stored as [n] or [n, 1].

@@ -134,6 +134,7 @@ absl::Status PackedLinearBuilder::PlanActivation(ActivationQuant activation_quan
 }
 
 absl::StatusOr<const TensorInfo*> PackedLinearBuilder::Use(const std::string& suffix) {
+  if (shard_.stack.count > 0) return store_->Use(shard_.stack.tensor);
   return store_->Use(absl::StrCat(shard_.module, ".", suffix));
 }
 
@@ -155,10 +156,16 @@ absl::StatusOr<const void*> PackedLinearBuilder::PlaceUnits(const TensorInfo& te
                                                             const char* bad_text) {
   const int64_t unit_bytes = SizeOf(tensor.dtype);
   const int64_t row_units = shard_.k / k_per_unit;
-  if (tensor.shape != std::vector<int64_t>{shard_.n, row_units}) {
+  const LinearStack& stack = shard_.stack;
+  if (stack.count > 0) {
+    if (tensor.shape != std::vector<int64_t>{stack.count, shard_.n, row_units}) {
+      return BadShape(tensor, absl::StrCat("[", stack.count, ", ", shard_.n, ", ", row_units, "]"));
+    }
+  } else if (tensor.shape != std::vector<int64_t>{shard_.n, row_units}) {
     return BadShape(tensor, absl::StrCat("[", shard_.n, ", ", row_units, "]"));
   }
-  const int64_t first = shard_.columns.begin / k_per_unit;
+  // Units before the first one of row 0 that is wanted.
+  const int64_t first = stack.index * shard_.n * row_units + shard_.columns.begin / k_per_unit;
   const int64_t units = shard_.columns.size / k_per_unit;
   std::vector<const uint8_t*> rows;
   for (const Range& range : shard_.rows) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
+#include "models/model_config.h"
 
 namespace lockstep {
 namespace {
@@ -69,10 +70,10 @@ double LargestMagnitude(const std::vector<float>& row) {
 
 class Evaluator {
  public:
-  Evaluator(const Checkpoint& golden, const GoldenSet& set, bool f32, StepDriver* driver,
-            WorkerGroup* group)
+  Evaluator(const Checkpoint& golden, const GoldenSet& set, const GoldenBounds& bounds,
+            StepDriver* driver, WorkerGroup* group)
       : golden_(golden), set_(set), driver_(driver), group_(group) {
-    report_.bounds = BoundsOf(set.name, f32);
+    report_.bounds = bounds;
   }
 
   absl::StatusOr<GoldenReport> Run() {
@@ -101,7 +102,7 @@ class Evaluator {
     errors_.push_back(error);
     prompt->rows++;
     prompt->worst = std::max(prompt->worst, error);
-    if (error > report_.bounds.every_row) {
+    if (report_.bounds.every_row > 0 && error > report_.bounds.every_row) {
       report_.failures.push_back(absl::StrFormat("prompt %d %s: row error %.3g, allowed %.3g",
                                                  prompt->index, what, error,
                                                  report_.bounds.every_row));
@@ -132,7 +133,7 @@ class Evaluator {
                 absl::StrCat("greedy row ", k), &prompt);
       }
       const double allowed = report_.bounds.every_row * LargestMagnitude(step.logits.back());
-      if (data.margins[k] > 2 * allowed) {
+      if (allowed > 0 && data.margins[k] > 2 * allowed) {
         prompt.tokens_compared++;
         if (step.sampled_id == data.greedy[k]) {
           prompt.tokens_agreed++;
@@ -300,17 +301,23 @@ std::vector<GoldenSet> GoldenSets(const Checkpoint& golden) {
   return sets;
 }
 
-GoldenBounds BoundsOf(const std::string& set, bool f32_activations) {
+GoldenBounds BoundsOf(const std::string& set, bool f32_activations, bool routed) {
   if (f32_activations) {
     return set == "w8a8" ? GoldenBounds{2.5e-1, 6e-2} : GoldenBounds{2e-3, 0};
   }
+  if (routed) return set == "w8a8" ? GoldenBounds{0, 2.5e-1} : GoldenBounds{0, 5e-2};
   return set == "w8a8" ? GoldenBounds{5e-1, 1.8e-1} : GoldenBounds{1.2e-1, 2.5e-2};
 }
 
+absl::StatusOr<bool> IsRouted(const std::string& directory) {
+  ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(directory));
+  return config.IntOr("num_experts", 0) > 0 || config.IntOr("n_routed_experts", 0) > 0;
+}
+
 absl::StatusOr<GoldenReport> EvalGolden(const Checkpoint& golden, const GoldenSet& set,
-                                        bool f32_activations, StepDriver* driver,
+                                        const GoldenBounds& bounds, StepDriver* driver,
                                         WorkerGroup* group) {
-  return Evaluator(golden, set, f32_activations, driver, group).Run();
+  return Evaluator(golden, set, bounds, driver, group).Run();
 }
 
 absl::StatusOr<double> EvalPerplexity(const std::vector<int32_t>& tokens, int64_t chunk,

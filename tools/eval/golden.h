@@ -27,10 +27,13 @@ std::vector<GoldenSet> GoldenSets(const Checkpoint& golden);
 
 // Largest error of a row, relative to the row's largest magnitude, that is allowed.
 struct GoldenBounds {
-  double every_row = 0;
-  double median = 0;  // 0: no bound of its own
+  double every_row = 0;  // 0: none, and no token is compared
+  double median = 0;     // 0: no bound of its own
 };
-GoldenBounds BoundsOf(const std::string& set, bool f32_activations);
+// `routed`: with BF16 activations a router may choose otherwise, so single rows have no bound.
+GoldenBounds BoundsOf(const std::string& set, bool f32_activations, bool routed);
+// Whether the model of a checkpoint folder routes tokens to experts.
+absl::StatusOr<bool> IsRouted(const std::string& directory);
 
 struct GoldenPrompt {
   int index = 0;
@@ -56,9 +59,9 @@ struct GoldenReport {
   std::vector<std::string> failures;  // one line each; empty: within bounds
 };
 
-// `driver` steps on `group`, which is joined and idle. With `expect_f32` decides the bounds.
+// `driver` steps on `group`, which is joined and idle.
 absl::StatusOr<GoldenReport> EvalGolden(const Checkpoint& golden, const GoldenSet& set,
-                                        bool f32_activations, StepDriver* driver,
+                                        const GoldenBounds& bounds, StepDriver* driver,
                                         WorkerGroup* group);
 
 // Perplexity of the first `max_tokens` tokens: exp of the mean negative log likelihood of each

@@ -1,0 +1,21 @@
+#include "models/llama/llama.h"
+
+#include "kernels/base/status_macros.h"
+#include "models/dense.h"
+
+namespace lockstep {
+namespace llama {
+
+absl::StatusOr<TpLegality> LegalTpSizes(const ModelConfig& config) {
+  ASSIGN_OR_RETURN(const DenseConfig c, ReadDense(config));
+  return LegalDenseTp(c);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> Load(const ModelConfig& config, const ModelOptions& options,
+                                            const SchemeResolver& resolver, WeightStore* store) {
+  ASSIGN_OR_RETURN(const DenseConfig c, ReadDense(config));
+  return LoadDense(c, config, options, resolver, store);
+}
+
+}  // namespace llama
+}  // namespace lockstep
