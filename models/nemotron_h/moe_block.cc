@@ -6,17 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/pointwise/pointwise.h"
-#include "kernels/rows/rows.h"
+#include "models/layers/experts.h"
 
 namespace lockstep {
 namespace nemotron_h {
-namespace {
-
-// Rows computed at a time: bounds the workspace, in which every row has top_k outputs per shard.
-constexpr int64_t kMoeRows = 64;
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Block>> MoeBlock::Load(const BlockLoader& loader, const Config& c,
                                                       const std::string& name) {
   const LinearLoader& linears = loader.linear;
@@ -65,29 +58,6 @@ absl::StatusOr<std::unique_ptr<Block>> MoeBlock::Load(const BlockLoader& loader,
   return std::unique_ptr<Block>(std::move(m));
 }
 
-absl::Status MoeBlock::ApplyExperts(ExecContext* ctx, const ExpertPlan& plan, ConstTensorView x,
-                                    TensorView routed) const {
-  TensorView sorted = ctx->workspace->Take(x.dtype, {routed.shape[1], expert_width_});
-  RETURN_IF_ERROR(GatherRows(ctx, x, plan.tokens, sorted));
-  for (int64_t e = 0; e < router_.num_experts; ++e) {
-    // Sizing the workspace, an expert has a row of every token: it cannot have more.
-    int64_t begin = 0, end = x.rows();
-    if (!ctx->dry_run()) {
-      begin = plan.offsets.row<int32_t>(e)[0];
-      end = plan.offsets.row<int32_t>(e + 1)[0];
-    }
-    if (begin == end) continue;
-    // These rows of every virtual shard.
-    TensorView sums = routed;
-    sums.data = static_cast<float*>(routed.data) + begin * expert_width_;
-    sums.shape = {routed.shape[0], end - begin, expert_width_};
-    Workspace::Scope scope(ctx->workspace);
-    RETURN_IF_ERROR(
-        experts_[static_cast<size_t>(e)].ApplyShards(ctx, sorted.Rows(begin, end - begin), sums));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status MoeBlock::ApplyRows(ExecContext* ctx, ConstTensorView u, TensorView part) const {
   const int64_t tokens = u.rows(), top_k = router_.top_k;
   Workspace* ws = ctx->workspace;
@@ -106,7 +76,10 @@ absl::Status MoeBlock::ApplyRows(ExecContext* ctx, ConstTensorView u, TensorView
     x = projected;
   }
   TensorView routed = ws->Take(DType::kF32, {local_shards_, tokens * top_k, expert_width_});
-  RETURN_IF_ERROR(ApplyExperts(ctx, plan, x, routed));
+  RETURN_IF_ERROR(ForEachExpert(ctx, plan, x, routed,
+                                [&](size_t expert, ConstTensorView rows, TensorView sums) {
+                                  return experts_[expert].ApplyShards(ctx, rows, sums);
+                                }));
   if (latent_) {
     RETURN_IF_ERROR(
         CombineExperts(ctx, plan, weights, routed, {}, {}, part.Columns(0, expert_width_)));

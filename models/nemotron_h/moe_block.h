@@ -35,9 +35,6 @@ class MoeBlock : public Block {
   // This rank's part for some rows, which do not influence each other: F32 [rows, hidden], or
   // [rows, latent | hidden] with latent experts.
   absl::Status ApplyRows(ExecContext* ctx, ConstTensorView u, TensorView part) const;
-  // routed F32 [local virtual shards, T * top_k, expert width]: every row of the plan.
-  absl::Status ApplyExperts(ExecContext* ctx, const ExpertPlan& plan, ConstTensorView x,
-                            TensorView routed) const;
 
   RouterParams router_;
   int64_t local_shards_ = 0, expert_width_ = 0, hidden_size_ = 0;
