@@ -167,11 +167,16 @@ TEST(NemotronHConfig, ImpossibleValuesAreNamed) {
       {"n_group", 3, kInvalid, "n_group is 3; a divisor of 8 experts is needed"},
       {"topk_group", 2, kInvalid, "topk_group is 2, must be in [1, n_group = 1]"},
       {"num_experts_per_tok", 9, kInvalid, "num_experts_per_tok is 9, only 8 experts"},
-      {"n_shared_experts", 2, kUnimplemented, "n_shared_experts 2; supported: 0, 1"},
-      {"mlp_hidden_act", "silu", kUnimplemented, "mlp_hidden_act \"silu\"; supported: relu2"},
-      {"mamba_hidden_act", "gelu", kUnimplemented, "mamba_hidden_act \"gelu\"; supported: silu"},
-      {"use_bias", true, kUnimplemented, "use_bias true; supported: false"},
-      {"sliding_window", 4096, kUnimplemented, "a sliding_window; supported: null"},
+      {"n_shared_experts", 2, kUnimplemented,
+       "n_shared_experts \"2\" (model_type nemotron_h); supported: 0, 1"},
+      {"mlp_hidden_act", "silu", kUnimplemented,
+       "mlp_hidden_act \"silu\" (model_type nemotron_h); supported: relu2"},
+      {"mamba_hidden_act", "gelu", kUnimplemented,
+       "mamba_hidden_act \"gelu\" (model_type nemotron_h); supported: silu"},
+      {"use_bias", true, kUnimplemented,
+       "use_bias \"true\" (model_type nemotron_h); supported: false"},
+      {"sliding_window", 4096, kUnimplemented,
+       "sliding_window \"4096\" (model_type nemotron_h); supported: null"},
   };
   for (const auto& row : rows) {
     EXPECT_THAT(ReadWith(row.key, row.value), StatusIs(row.code, HasSubstr(row.message)))
