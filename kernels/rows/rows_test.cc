@@ -44,6 +44,11 @@ TEST_F(RowsTest, FillHonoursTheStride) {
   TensorView all(data.data(), DType::kF32, {2, 3});
   ASSERT_OK(Fill(&ctx_, 7.0f, all.Columns(1, 2)));
   EXPECT_THAT(data, ElementsAre(1, 7, 7, 1, 7, 7));
+  std::vector<BF16> narrow(4);
+  ASSERT_OK(Fill(&ctx_, 7.0f, TensorView(narrow.data(), DType::kBF16, {2, 2})));
+  for (BF16 h : narrow) EXPECT_EQ(ToFloat(h), 7.0f);
+  EXPECT_THAT(Fill(&ctx_, 0.0f, TensorView(narrow.data(), DType::kU8, {2, 2})),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("fill: out is U8[2, 2]")));
 }
 
 TEST_F(RowsTest, JoinPutsPiecesSideBySide) {

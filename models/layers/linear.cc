@@ -72,10 +72,13 @@ absl::Status Linear::ValidateRowParallel(const std::string& module, int64_t k, i
 absl::Status Linear::ValidateRowParallel(const std::string& module, int64_t k, int world,
                                          const VirtualShards& v) {
   if (world >= 1 && world <= v.count && v.count % world == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      module, ": K = ", k, " is cut into V = ", v.count, " virtual shards of ", v.size,
-      " columns (the largest power of two up to 8 that leaves a multiple of 16 in each); ", world,
-      " ranks cannot share them: use a power of two of at most ", v.count, " ranks"));
+  const char* why = v.count == VirtualShardsOf(k).count
+                        ? "the largest power of two up to 8 that leaves a multiple of 16 in each"
+                        : "the smallest V of the members of its layer";
+  return absl::InvalidArgumentError(
+      absl::StrCat(module, ": K = ", k, " is cut into V = ", v.count, " virtual shards of ", v.size,
+                   " columns (", why, "); ", world,
+                   " ranks cannot share them: use a power of two of at most ", v.count, " ranks"));
 }
 
 absl::StatusOr<Linear> Linear::RowParallel(const LinearLoader& loader, const std::string& module,

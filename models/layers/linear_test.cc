@@ -12,24 +12,12 @@
 namespace lockstep {
 namespace {
 
+using ::lockstep::testing::FakeResolver;
 using ::lockstep::testing::MakeStoredLinear;
 using ::lockstep::testing::StatusIs;
 using ::lockstep::testing::StoredLinear;
 using ::lockstep::testing::TestContext;
 using ::testing::HasSubstr;
-
-// Answers every module with one scheme.
-class FakeResolver : public SchemeResolver {
- public:
-  explicit FakeResolver(LinearScheme scheme) : scheme_(std::move(scheme)) {}
-  absl::StatusOr<LinearScheme> Resolve(const std::string&, int64_t, int64_t) const override {
-    return scheme_;
-  }
-  std::string Summary() const override { return "fake"; }
-
- private:
-  LinearScheme scheme_;
-};
 
 struct Rank {
   Rank(const Checkpoint& checkpoint, const SchemeResolver& resolver, int rank, int world)
@@ -117,6 +105,73 @@ TEST(LinearTest, ColumnParallelHoldsItsRowsAndRoundsOnce) {
       }
     }
   }
+}
+
+TEST(LinearTest, ShardsKeptApartJoinToTheSum) {
+  StoredLinear s = MakeStoredLinear(WeightScheme::kFp8Block, 24, 384);
+  s.scheme.activation = ActivationScheme::kFp8Block128;
+  const std::unique_ptr<Checkpoint> checkpoint = s.Write();
+  const FakeResolver resolver(s.scheme);
+  std::vector<float> x = Ramp(3 * s.k), sum(3 * s.n);
+  const TensorView xv(x.data(), DType::kF32, {3, s.k});
+  Rank rank(*checkpoint, resolver, 0, 1);
+  const VirtualShards four = {4, 96};  // fewer than K alone allows; they cut 128-blocks
+  ASSERT_OK_AND_ASSIGN(const Linear linear,
+                       Linear::RowParallel(rank.loader, "m", "experts", s.n, s.k, four, {}));
+  LinearInput input(xv);
+  ASSERT_OK(linear.ApplyReduce(rank.context.ctx(), nullptr, &input,
+                               TensorView(sum.data(), DType::kF32, {3, s.n})));
+  // Shards lie in a larger buffer.
+  const int64_t stride = 5 * s.n;
+  std::vector<float> shards(4 * stride, -1.0f);
+  TensorView out(shards.data(), DType::kF32, {4, 3, s.n});
+  out.row_stride = stride;
+  ASSERT_OK(linear.ApplyShards(rank.context.ctx(), &input, out));
+  for (int64_t i = 0; i < 3 * s.n; ++i) {
+    const float left = shards[i] + shards[stride + i];
+    const float right = shards[2 * stride + i] + shards[3 * stride + i];
+    EXPECT_EQ(left + right, sum[i]) << i;
+  }
+  EXPECT_EQ(shards[3 * s.n], -1.0f);
+  const TensorView wrong(shards.data(), DType::kF32, {2, 3, s.n});
+  EXPECT_THAT(linear.ApplyShards(rank.context.ctx(), &input, wrong),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("expected F32[4, 3, 24]")));
+}
+
+// A checkpoint with the tensor "experts" [2, 6, 32] (BF16), and its values.
+struct Stack {
+  Stack() : values(Ramp(2 * 6 * 32)) {
+    for (float& f : values) f = ToFloat(ToBF16(f));
+    const std::string path = testing::MakeTempDir() + "/model.safetensors";
+    testing::SafetensorsWriter().AddBF16("experts", {2, 6, 32}, values).Write(path);
+    checkpoint = Checkpoint::OpenFile(path).value();
+  }
+  std::vector<float> values;
+  std::unique_ptr<Checkpoint> checkpoint;
+};
+
+TEST(LinearTest, AMatrixOfAStackIsReadInPlace) {
+  const Stack stack;
+  const FakeResolver resolver((LinearScheme()));
+  // A one-hot input picks column 5.
+  std::vector<float> x(32, 0.0f);
+  x[5] = 1.0f;
+  for (int r = 0; r < 2; ++r) {
+    Rank rank(*stack.checkpoint, resolver, r, 2);
+    // Rows 2..5 of matrix 1, of which each rank holds two.
+    ASSERT_OK_AND_ASSIGN(const Linear up,
+                         Linear::StackedColumnParallel(rank.loader, "experts.1.up", "experts", 6,
+                                                       32, {2, 4}, {"experts", 1, 2}));
+    std::vector<float> out(2);
+    LinearInput input(TensorView(x.data(), DType::kF32, {1, 32}));
+    ASSERT_OK(up.Apply(rank.context.ctx(), &input, TensorView(out.data(), DType::kF32, {1, 2})));
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(out[i], stack.values[(6 + 2 + r * 2 + i) * 32 + 5]);
+  }
+  Rank rank(*stack.checkpoint, resolver, 0, 1);
+  EXPECT_THAT(Linear::RowParallel(rank.loader, "experts.0.down", "experts", 6, 32,
+                                  VirtualShardsOf(32), {"experts", 0, 3})
+                  .status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("expected [3, 6, 32]")));
 }
 
 TEST(LinearTest, RefusalsNameTheModule) {

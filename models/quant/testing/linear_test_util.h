@@ -138,6 +138,19 @@ inline LinearShard RowParallelShard(const StoredLinear& s, int rank, int world) 
   return shard;
 }
 
+// Answers every module with one scheme.
+class FakeResolver : public SchemeResolver {
+ public:
+  explicit FakeResolver(LinearScheme scheme) : scheme_(std::move(scheme)) {}
+  absl::StatusOr<LinearScheme> Resolve(const std::string&, int64_t, int64_t) const override {
+    return scheme_;
+  }
+  std::string Summary() const override { return "fake"; }
+
+ private:
+  LinearScheme scheme_;
+};
+
 // An ExecContext with two threads and a workspace of 4 MiB.
 class TestContext {
  public:
