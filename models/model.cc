@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "models/llama/llama.h"
+#include "models/nemotron_h/nemotron_h.h"
 #include "models/qwen3/qwen3.h"
 #include "models/qwen3_5/qwen3_5.h"
 #include "models/qwen3_5_moe/qwen3_5_moe.h"
@@ -26,6 +27,7 @@ constexpr Architecture kArchitectures[] = {
     {"qwen3", qwen3::LegalTpSizes, qwen3::Load},
     {"qwen3_5_text", qwen3_5::LegalTpSizes, qwen3_5::Load},
     {"qwen3_5", qwen3_5::LegalTpSizes, qwen3_5::Load},
+    {"nemotron_h", nemotron_h::LegalTpSizes, nemotron_h::Load},
     {"qwen3_5_moe_text", qwen3_5_moe::LegalTpSizes, qwen3_5_moe::Load},
     {"qwen3_5_moe", qwen3_5_moe::LegalTpSizes, qwen3_5_moe::Load},
 };

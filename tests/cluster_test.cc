@@ -259,7 +259,9 @@ TEST(Takeover, WorkersOutliveAnOrderlyStopAndServeTheNextCoordinator) {
     ASSERT_OK_AND_ASSIGN(const GenerateResult result,
                          cluster->Generate(Greedy("The capital of France is", 8)));
     const uint64_t mine = result.outputs(0).finished().determinism_digest();
-    if (round == 1) EXPECT_EQ(mine, digest);
+    if (round == 1) {
+      EXPECT_EQ(mine, digest);
+    }
     digest = mine;
     cluster->coordinator().Signal(SIGTERM);
     ASSERT_TRUE(cluster->coordinator().Wait(absl::Seconds(20)));

@@ -56,7 +56,8 @@ std::vector<Case> Cases() {
     std::vector<int> legal;
   } others[] = {{"llama-ct-nvfp4-fp8", {1, 2, 4, 8}},
                 {"qwen3-fp8-block", {1, 2}},
-                {"qwen3_5_moe-modelopt-mixed", {1, 2, 4}}};
+                {"qwen3_5_moe-modelopt-mixed", {1, 2, 4}},
+                {"nemotron_h-modelopt-mixed", {1, 2, 4}}};
   for (const auto& other : others) {
     for (int tp : other.legal) {
       for (bool f32 : {true, false}) {
@@ -178,6 +179,9 @@ TEST(IllegalTp, NamesTheLegalSizesAndTheReason) {
   auto moe = StartGroup("qwen3_5_moe-modelopt-mixed", 8, true, false);
   ASSERT_FALSE(moe.ok());
   EXPECT_THAT(std::string(moe.status().message()), HasSubstr("4 linear-attention key heads"));
+  auto nemotron = StartGroup("nemotron_h-modelopt-mixed", 8, true, false);
+  ASSERT_FALSE(nemotron.ok());
+  EXPECT_THAT(std::string(nemotron.status().message()), HasSubstr("4 Mamba groups"));
   auto qwen3 = StartGroup("qwen3-fp8-block", 4, true, false);
   ASSERT_FALSE(qwen3.ok());
   EXPECT_THAT(std::string(qwen3.status().message()), HasSubstr("V = 2 virtual shards"));

@@ -1,9 +1,8 @@
 #include "kernels/delta_net/delta_net.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/batch/batch_rows.h"
 #include "kernels/delta_net/delta_net_rows.h"
 #include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
@@ -14,35 +13,10 @@ namespace {
 
 static_assert(kDeltaNetGrid == kGrid, "the rings have one row per position of a grid cell");
 
-RowsOfBatch ToRows(const ForwardBatch& batch) {
-  RowsOfBatch rows;
-  rows.row_offsets = batch.row_offsets.row<int32_t>(0);
-  rows.slots = batch.slots.row<int32_t>(0);
-  rows.start_positions = batch.start_positions.row<int32_t>(0);
-  rows.num_snapshots = batch.num_snapshots;
-  if (batch.num_snapshots > 0) {
-    rows.snapshot_sequence = batch.snapshot_sequence.row<int32_t>(0);
-    rows.snapshot_position = batch.snapshot_position.row<int32_t>(0);
-    rows.snapshot_slot = batch.snapshot_slot.row<int32_t>(0);
-  }
-  return rows;
-}
-
 struct Work {
-  ConvProblem conv;
   DeltaNetProblem net;
   int64_t num_sequences = 0;
 };
-
-absl::Status ConvCpu(ExecContext* ctx, const Work& work) {
-  auto* run = SelectIsa(generic::ConvUnit, avx2::ConvUnit, avx512::ConvUnit);
-  const int64_t blocks = (work.conv.channels + kConvChannels - 1) / kConvChannels;
-  ctx->pool->ParallelFor(work.num_sequences * blocks, [&](int64_t unit) {
-    const int64_t begin = unit % blocks * kConvChannels;
-    run(work.conv, unit / blocks, begin, std::min(kConvChannels, work.conv.channels - begin));
-  });
-  return absl::OkStatus();
-}
 
 absl::Status DeltaNetCpu(ExecContext* ctx, const Work& work) {
   auto* run = SelectIsa(generic::DeltaNetUnit, avx2::DeltaNetUnit, avx512::DeltaNetUnit);
@@ -53,7 +27,6 @@ absl::Status DeltaNetCpu(ExecContext* ctx, const Work& work) {
 }
 
 using RunFn = absl::Status (*)(ExecContext*, const Work&);
-constexpr Arm<Work, RunFn> kConvArms[] = {{"cpu", DeviceType::kCpu, nullptr, ConvCpu}};
 constexpr Arm<Work, RunFn> kDeltaNetArms[] = {{"cpu", DeviceType::kCpu, nullptr, DeltaNetCpu}};
 
 absl::Status CheckParams(const ExecContext& ctx, const char* op, const DeltaNetParams& p) {
@@ -65,54 +38,10 @@ absl::Status CheckParams(const ExecContext& ctx, const char* op, const DeltaNetP
                 p.v_dim % 16 == 0 && p.v_dim <= kMaxDeltaNetDim,
             absl::StrCat("head dimensions are ", p.k_dim, " (keys) and ", p.v_dim,
                          " (values); multiples of 16 up to ", kMaxDeltaNetDim, " are needed"))
-      .That(p.conv_width >= 2 && p.conv_width <= kMaxConvWidth,
-            absl::StrCat("conv_width is ", p.conv_width, "; 2 to ", kMaxConvWidth, " is needed"))
       .status();
 }
 
 }  // namespace
-
-absl::Status CausalConv(ExecContext* ctx, const ForwardBatch& batch, const DeltaNetParams& params,
-                        ConstTensorView x, ConstTensorView weight, const DeltaNetState& state,
-                        TensorView y) {
-  constexpr char kOp[] = "causal_conv";
-  RETURN_IF_ERROR(CheckParams(*ctx, kOp, params));
-  const int64_t channels = params.conv_channels(), history = params.conv_width - 1;
-  RETURN_IF_ERROR(OpCheck(*ctx, kOp).Rank("conv", state.conv, 3).Batch(batch).status());
-  OpCheck check(*ctx, kOp);
-  check.Tensor("x", x, {DType::kF32, DType::kBF16}, {batch.num_tokens, channels})
-      .Tensor("weight", weight, {DType::kF32, DType::kBF16}, {channels, params.conv_width})
-      .Tensor("y", y, {x.dtype}, {batch.num_tokens, channels})
-      .Tensor("conv", state.conv, {x.dtype}, {state.conv.shape[0], history, channels})
-      .That(y.data != x.data || ctx->dry_run(), "x and y are one tensor, two are needed");
-  if (batch.num_snapshots > 0) {
-    check.Rank("conv_snapshot", state.conv_snapshot, 3);
-    if (state.conv_snapshot.shape.rank() == 3) {
-      check.Tensor("conv_snapshot", state.conv_snapshot, {x.dtype},
-                   {state.conv_snapshot.shape[0], history, channels});
-    }
-  }
-  RETURN_IF_ERROR(check.status());
-  Work work;
-  ASSIGN_OR_RETURN(const auto* arm, ChooseArm(kOp, kConvArms, ctx->device, work));
-  CountLaunch(ctx);
-  if (ctx->dry_run()) return absl::OkStatus();
-  work.num_sequences = batch.num_sequences;
-  ConvProblem& p = work.conv;
-  p.batch = ToRows(batch);
-  p.bf16 = x.dtype == DType::kBF16;
-  p.weight_bf16 = weight.dtype == DType::kBF16;
-  p.x = x.data;
-  p.x_stride = x.row_stride;
-  p.weight = weight.data;
-  p.y = y.data;
-  p.y_stride = y.row_stride;
-  p.conv = state.conv.data;
-  p.conv_snapshot = state.conv_snapshot.data;
-  p.channels = channels;
-  p.width = params.conv_width;
-  return arm->run(ctx, work);
-}
 
 absl::Status GatedDeltaNet(ExecContext* ctx, const ForwardBatch& batch,
                            const DeltaNetParams& params, ConstTensorView qkv, ConstTensorView z,
@@ -152,7 +81,7 @@ absl::Status GatedDeltaNet(ExecContext* ctx, const ForwardBatch& batch,
   if (ctx->dry_run()) return absl::OkStatus();
   work.num_sequences = batch.num_sequences;
   DeltaNetProblem& p = work.net;
-  p.batch = ToRows(batch);
+  p.batch = BatchRowsOf(batch);
   p.bf16 = qkv.dtype == DType::kBF16;
   p.a_log_bf16 = a_log.dtype == DType::kBF16;
   p.dt_bias_bf16 = dt_bias.dtype == DType::kBF16;

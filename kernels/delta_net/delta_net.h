@@ -10,9 +10,9 @@
 // (outer) k; o = S q in exact arithmetic.
 //
 // A sequence that starts at position 0 starts from zero states, whatever its slot holds: a slot
-// needs no clearing between sequences. A sequence that starts at a grid point needs `conv` and
-// `state` there (a restored snapshot) and nothing in the rings. Limits: Dk and Dv are multiples of
-// 16 up to 256, conv_width is 2 to 8. A sequence's rows and heads depend on nothing but its own
+// needs no clearing between sequences. A sequence that starts at a grid point needs `state`
+// there (a restored snapshot) and nothing in the rings. Limits: Dk and Dv are multiples of 16 up to
+// 256. q, k and v come from kernels/conv. A sequence's rows and heads depend on nothing but its own
 // slot and rows.
 #pragma once
 
@@ -32,33 +32,23 @@ struct DeltaNetParams {
   int64_t num_v_heads = 0;  // Hv of this rank; value head h uses key head h / (Hv / Hk)
   int64_t k_dim = 0;        // Dk
   int64_t v_dim = 0;        // Dv
-  int64_t conv_width = 4;
-  float norm_eps = 1e-6f;  // of the output norm
+  float norm_eps = 1e-6f;   // of the output norm
   OutputGate output_gate = OutputGate::kSilu;
 
   int64_t conv_channels() const { return 2 * num_k_heads * k_dim + num_v_heads * v_dim; }
 };
 
-// States of one layer for all slots, and their snapshots. C = conv_channels().
+// States of one layer for all slots, and their snapshots.
 struct DeltaNetState {
-  TensorView conv;    // act [slots, conv_width - 1, C] raw inputs before the next row, oldest first
-  TensorView state;   // F32 [slots, Hv, Dv, Dk] at the last grid point
-  TensorView ring_k;  // F32 [slots, kGrid, Hk * Dk]
-  TensorView ring_d;  // F32 [slots, kGrid, Hv * Dv]
-  TensorView ring_g;  // F32 [slots, kGrid, Hv] cumulative gate G_j
-  TensorView conv_snapshot;   // act [snapshots, conv_width - 1, C]
+  TensorView state;           // F32 [slots, Hv, Dv, Dk] at the last grid point
+  TensorView ring_k;          // F32 [slots, kGrid, Hk * Dk]
+  TensorView ring_d;          // F32 [slots, kGrid, Hv * Dv]
+  TensorView ring_g;          // F32 [slots, kGrid, Hv] cumulative gate G_j
   TensorView state_snapshot;  // F32 [snapshots, Hv, Dv, Dk]
 };
 
-// y[t] = round(silu(sum_j w[c, j] x[t - (width-1) + j])) per channel; history comes from the slot,
-// which then holds the last raw inputs. Snapshots named by the batch get the raw inputs before
-// their grid point. x, y [T, C] act dtype; weight [C, width] F32 or BF16.
-absl::Status CausalConv(ExecContext* ctx, const ForwardBatch& batch, const DeltaNetParams& params,
-                        ConstTensorView x, ConstTensorView weight, const DeltaNetState& state,
-                        TensorView y);
-
-// qkv [T, C] = q | k | v, after the convolution; z [T, Hv * Dv], b and a [T, Hv]: act dtype;
-// a_log, dt_bias [Hv] and norm_weight [Dv]: F32 or BF16; out [T, Hv * Dv] act dtype.
+// qkv [T, conv_channels()] = q | k | v, after the convolution; z [T, Hv * Dv], b and a [T, Hv]: act
+// dtype; a_log, dt_bias [Hv] and norm_weight [Dv]: F32 or BF16; out [T, Hv * Dv] act dtype.
 //   q, k l2-normalized over Dk (sum, eps 1e-6), q then times Dk^-0.5
 //   beta = sigmoid(b), g = -exp(a_log) * softplus(a + dt_bias)
 //   out = round(rms_norm(o, norm_weight) * gate(z))       norm first, then gate

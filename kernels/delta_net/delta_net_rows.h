@@ -4,42 +4,15 @@
 
 #include <cstdint>
 
+#include "kernels/batch/batch_rows.h"
+
 namespace lockstep {
 
-constexpr int64_t kMaxConvWidth = 8;
-constexpr int64_t kConvChannels = 64;     // channels of one unit of work
 constexpr int64_t kMaxDeltaNetDim = 256;  // of keys and values
 constexpr int64_t kDeltaNetGrid = 64;
 
-// The batch as these loops read it: see ForwardBatch.
-struct RowsOfBatch {
-  const int32_t* row_offsets = nullptr;
-  const int32_t* slots = nullptr;
-  const int32_t* start_positions = nullptr;
-  const int32_t* snapshot_sequence = nullptr;
-  const int32_t* snapshot_position = nullptr;
-  const int32_t* snapshot_slot = nullptr;
-  int64_t num_snapshots = 0;
-};
-
-// Activations (x, y, conv, conv_snapshot) are BF16 or F32, the weight likewise.
-struct ConvProblem {
-  RowsOfBatch batch;
-  bool bf16 = false;
-  bool weight_bf16 = false;
-  const void* x = nullptr;  // [T, channels]
-  int64_t x_stride = 0;
-  const void* weight = nullptr;  // [channels, width]
-  void* y = nullptr;             // [T, channels]
-  int64_t y_stride = 0;
-  void* conv = nullptr;  // [slots, width - 1, channels]
-  void* conv_snapshot = nullptr;
-  int64_t channels = 0;
-  int64_t width = 0;
-};
-
 struct DeltaNetProblem {
-  RowsOfBatch batch;
+  BatchRows batch;
   bool bf16 = false;
   bool a_log_bf16 = false;
   bool dt_bias_bf16 = false;
@@ -70,12 +43,10 @@ struct DeltaNetProblem {
   float norm_eps = 0.0f;
 };
 
-#define LOCKSTEP_DECLARE_DELTA_NET(isa)                                                        \
-  namespace isa {                                                                              \
-  /* All rows of one sequence, channels [begin, begin + count) with count <= kConvChannels. */ \
-  void ConvUnit(const ConvProblem& problem, int64_t sequence, int64_t begin, int64_t count);   \
-  /* All rows of one sequence for one key head and its value heads. */                         \
-  void DeltaNetUnit(const DeltaNetProblem& problem, int64_t sequence, int64_t k_head);         \
+#define LOCKSTEP_DECLARE_DELTA_NET(isa)                                                \
+  namespace isa {                                                                      \
+  /* All rows of one sequence for one key head and its value heads. */                 \
+  void DeltaNetUnit(const DeltaNetProblem& problem, int64_t sequence, int64_t k_head); \
   }
 LOCKSTEP_DECLARE_DELTA_NET(generic)
 LOCKSTEP_DECLARE_DELTA_NET(avx2)

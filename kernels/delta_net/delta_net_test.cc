@@ -6,6 +6,7 @@
 #include "kernels/base/hash.h"
 #include "kernels/base/testing/matchers.h"
 #include "kernels/batch/testing/batch_builder.h"
+#include "kernels/conv/causal_conv.h"
 #include "kernels/runtime/cpu_isa.h"
 #include "kernels/runtime/testing/arm_test.h"
 
@@ -23,6 +24,7 @@ using testing::Rounded;
 using testing::Snapshot;
 using testing::StatusIs;
 
+constexpr int64_t kConvWidth = 4;
 constexpr int64_t kSlots = 3;
 constexpr int64_t kSnapshots = 4;
 
@@ -43,8 +45,8 @@ struct Inputs {
           RandomFloats(tokens * p.num_v_heads * p.v_dim, seed + 1, 2.0f)),
         b(act, {tokens, p.num_v_heads}, RandomFloats(tokens * p.num_v_heads, seed + 2, 2.0f)),
         a(act, {tokens, p.num_v_heads}, RandomFloats(tokens * p.num_v_heads, seed + 3, 2.0f)),
-        conv_weight(DType::kF32, {p.conv_channels(), p.conv_width},
-                    RandomFloats(p.conv_channels() * p.conv_width, 101)),
+        conv_weight(DType::kF32, {p.conv_channels(), kConvWidth},
+                    RandomFloats(p.conv_channels() * kConvWidth, 101)),
         a_log(DType::kF32, {p.num_v_heads},
               RandomFloats(p.num_v_heads, 102, gate_scale == 1 ? 1.0f : 0.0f)),
         dt_bias(DType::kBF16, {p.num_v_heads}, RandomFloats(p.num_v_heads, 103)),
@@ -58,12 +60,12 @@ struct Inputs {
 
 struct Caches {
   Caches(const DeltaNetParams& p, DType act)
-      : conv(act, {kSlots, p.conv_width - 1, p.conv_channels()}),
+      : conv(act, {kSlots, kConvWidth - 1, p.conv_channels()}),
         state(DType::kF32, {kSlots, p.num_v_heads, p.v_dim, p.k_dim}),
         ring_k(DType::kF32, {kSlots, kGrid, p.num_k_heads * p.k_dim}),
         ring_d(DType::kF32, {kSlots, kGrid, p.num_v_heads * p.v_dim}),
         ring_g(DType::kF32, {kSlots, kGrid, p.num_v_heads}),
-        conv_snapshot(act, {kSnapshots, p.conv_width - 1, p.conv_channels()}),
+        conv_snapshot(act, {kSnapshots, kConvWidth - 1, p.conv_channels()}),
         state_snapshot(DType::kF32, {kSnapshots, p.num_v_heads, p.v_dim, p.k_dim}) {
     // A slot that another sequence used: nothing of it may be seen.
     for (ArmTensor* t : {&conv, &state, &ring_k, &ring_d, &ring_g}) {
@@ -71,9 +73,9 @@ struct Caches {
     }
   }
   DeltaNetState view() const {
-    return {conv.view(),   state.view(),         ring_k.view(),        ring_d.view(),
-            ring_g.view(), conv_snapshot.view(), state_snapshot.view()};
+    return {state.view(), ring_k.view(), ring_d.view(), ring_g.view(), state_snapshot.view()};
   }
+  ConvState conv_view() const { return {conv.view(), conv_snapshot.view()}; }
   ArmTensor conv, state, ring_k, ring_d, ring_g, conv_snapshot, state_snapshot;
 };
 
@@ -109,8 +111,8 @@ std::vector<std::vector<float>> Step(ArmContext* context, const DeltaNetParams& 
   ArmTensor z_t(act, {tokens, width}, z), out(act, {tokens, width});
   ArmTensor b_t(act, {tokens, p.num_v_heads}, b), a_t(act, {tokens, p.num_v_heads}, a);
   const Inputs& w = *parts[0].inputs;
-  CHECK_OK(CausalConv(context->get(), builder.batch(), p, x_t.view(), w.conv_weight.view(),
-                      caches.view(), y.view()));
+  CHECK_OK(CausalConv(context->get(), builder.batch(), x_t.view(), w.conv_weight.view(), {},
+                      caches.conv_view(), y.view()));
   CHECK_OK(GatedDeltaNet(context->get(), builder.batch(), p, y.view(), z_t.view(), b_t.view(),
                          a_t.view(), w.a_log.view(), w.dt_bias.view(), w.norm.view(), caches.view(),
                          out.view()));
@@ -143,7 +145,7 @@ std::vector<double> Reference(const DeltaNetParams& p, const Inputs& in, int64_t
   const auto cw = in.conv_weight.Get(), a_log = in.a_log.Get(), dt = in.dt_bias.Get();
   const auto norm = in.norm.Get();
   const int64_t c = p.conv_channels(), hk = p.num_k_heads, hv = p.num_v_heads;
-  const int64_t dk = p.k_dim, dv = p.v_dim, w = p.conv_width;
+  const int64_t dk = p.k_dim, dv = p.v_dim, w = kConvWidth;
   std::vector<double> state(static_cast<size_t>(hv * dv * dk)), out;
   for (int64_t t = 0; t < tokens; ++t) {
     std::vector<double> y(static_cast<size_t>(c));
@@ -390,7 +392,7 @@ TEST(DeltaNet, RefusesWrongTensorsByName) {
   const Inputs inputs(p, DType::kF32, 2, 20);
   const Caches caches(p, DType::kF32);
   BatchBuilder builder({{0, 0, 2, {}}});
-  ArmTensor out(DType::kF32, {2, 32}), y(DType::kF32, {2, 64});
+  ArmTensor out(DType::kF32, {2, 32});
   const auto net = [&](const DeltaNetParams& params, TensorView z) {
     return GatedDeltaNet(context.get(), builder.batch(), params, inputs.x.view(), z,
                          inputs.b.view(), inputs.a.view(), inputs.a_log.view(),
@@ -404,10 +406,6 @@ TEST(DeltaNet, RefusesWrongTensorsByName) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 value heads over 2 key heads")));
   EXPECT_THAT(net(MakeParams(1, 2, 24, 16), inputs.z.view()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("24 (keys)")));
-  EXPECT_THAT(CausalConv(context.get(), builder.batch(), p, inputs.z.view(),
-                         inputs.conv_weight.view(), caches.view(), y.view()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("causal_conv: x is F32[2, 32], shape [2, 64] is needed")));
 }
 
 TEST(DeltaNet, DryRunTouchesNothing) {
@@ -415,10 +413,9 @@ TEST(DeltaNet, DryRunTouchesNothing) {
   DryRunContext context;
   const Caches caches(p, DType::kF32);
   BatchBuilder builder({{0, 0, 2, {}}});
-  const TensorView x(nullptr, DType::kF32, {2, 64}), w(nullptr, DType::kF32, {64, 4});
+  const TensorView x(nullptr, DType::kF32, {2, 64});
   const TensorView z(nullptr, DType::kF32, {2, 32}), b(nullptr, DType::kF32, {2, 2});
   const TensorView h(nullptr, DType::kF32, {2}), n(nullptr, DType::kF32, {16});
-  EXPECT_OK(CausalConv(context.get(), builder.batch(), p, x, w, caches.view(), x));
   EXPECT_OK(
       GatedDeltaNet(context.get(), builder.batch(), p, x, z, b, b, h, h, n, caches.view(), z));
 }

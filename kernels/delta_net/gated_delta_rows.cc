@@ -183,7 +183,7 @@ void FoldHead(const DeltaNetProblem& p, const Head& head, const float* keys, int
 
 template <typename Act>
 void Run(const DeltaNetProblem& p, int64_t sequence, int64_t k_head) {
-  const RowsOfBatch& batch = p.batch;
+  const BatchRows& batch = p.batch;
   const int64_t slot = batch.slots[sequence];
   const int64_t ratio = p.num_v_heads / p.num_k_heads;
   const int64_t first_head = k_head * ratio;

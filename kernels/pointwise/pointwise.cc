@@ -34,6 +34,26 @@ absl::Status AddResidualCpu(ExecContext* ctx, const AddResidualProblem& p) {
   return absl::OkStatus();
 }
 
+template <typename Act>
+void Relu2Row(const Relu2Problem& p, int64_t r) {
+  const float* x = p.x + r * p.x_stride;
+  Act* out = static_cast<Act*>(p.out) + r * p.out_stride;
+  for (int64_t i = 0; i < p.dim; ++i) {
+    const float positive = x[i] < 0.0f ? 0.0f : x[i];
+    out[i] = FromFloat<Act>(positive * positive);
+  }
+}
+
+absl::Status Relu2Cpu(ExecContext* ctx, const Relu2Problem& p) {
+  ctx->pool->ParallelFor((p.rows + kRows - 1) / kRows, [&](int64_t block) {
+    const int64_t end = std::min(p.rows, (block + 1) * kRows);
+    for (int64_t r = block * kRows; r < end; ++r) {
+      p.bf16 ? Relu2Row<BF16>(p, r) : Relu2Row<float>(p, r);
+    }
+  });
+  return absl::OkStatus();
+}
+
 absl::Status SwiGluCpu(ExecContext* ctx, const SwiGluProblem& p) {
   auto* run = SelectIsa(generic::SwiGluRows, avx2::SwiGluRows, avx512::SwiGluRows);
   ctx->pool->ParallelFor((p.rows + kRows - 1) / kRows, [&](int64_t block) {
@@ -70,6 +90,11 @@ constexpr Arm<SwiGluProblem, SwiGluFn> kSwiGluArms[] = {
     {"cuda", DeviceType::kCuda, nullptr, SwiGluCuda},
 #endif
     {"cpu", DeviceType::kCpu, nullptr, SwiGluCpu},
+};
+
+using Relu2Fn = absl::Status (*)(ExecContext*, const Relu2Problem&);
+constexpr Arm<Relu2Problem, Relu2Fn> kRelu2Arms[] = {
+    {"cpu", DeviceType::kCpu, nullptr, Relu2Cpu},
 };
 
 }  // namespace
@@ -111,6 +136,25 @@ absl::Status SwiGlu(ExecContext* ctx, ConstTensorView gate, ConstTensorView up, 
   p.out_stride = out.row_stride;
   p.bf16 = out.dtype == DType::kBF16;
   ASSIGN_OR_RETURN(const auto* arm, ChooseArm("swiglu", kSwiGluArms, ctx->device, p));
+  CountLaunch(ctx);
+  return ctx->dry_run() ? absl::OkStatus() : arm->run(ctx, p);
+}
+
+absl::Status Relu2(ExecContext* ctx, ConstTensorView x, TensorView out) {
+  RETURN_IF_ERROR(OpCheck(*ctx, "relu2").Rank("x", x, 2).status());
+  RETURN_IF_ERROR(OpCheck(*ctx, "relu2")
+                      .Tensor("x", x, {DType::kF32}, x.shape)
+                      .Tensor("out", out, {DType::kF32, DType::kBF16}, x.shape)
+                      .status());
+  Relu2Problem p;
+  p.x = static_cast<const float*>(x.data);
+  p.out = out.data;
+  p.rows = x.shape[0];
+  p.dim = x.shape[1];
+  p.x_stride = x.row_stride;
+  p.out_stride = out.row_stride;
+  p.bf16 = out.dtype == DType::kBF16;
+  ASSIGN_OR_RETURN(const auto* arm, ChooseArm("relu2", kRelu2Arms, ctx->device, p));
   CountLaunch(ctx);
   return ctx->dry_run() ? absl::OkStatus() : arm->run(ctx, p);
 }

@@ -14,4 +14,7 @@ absl::Status AddResidual(ExecContext* ctx, TensorView residual, ConstTensorView 
 // or BF16.
 absl::Status SwiGlu(ExecContext* ctx, ConstTensorView gate, ConstTensorView up, TensorView out);
 
+// out = round(relu(x)^2). x [T, I] F32; out [T, I] F32 or BF16. A NaN stays one.
+absl::Status Relu2(ExecContext* ctx, ConstTensorView x, TensorView out);
+
 }  // namespace lockstep

@@ -29,6 +29,16 @@ struct SwiGluProblem {
   bool bf16 = false;
 };
 
+struct Relu2Problem {
+  const float* x = nullptr;
+  void* out = nullptr;  // [rows, dim] F32 or BF16
+  int64_t rows = 0;
+  int64_t dim = 0;
+  int64_t x_stride = 0;
+  int64_t out_stride = 0;
+  bool bf16 = false;
+};
+
 LaunchStatus LaunchAddResidual(const AddResidualProblem& problem, void* stream);
 LaunchStatus LaunchSwiGlu(const SwiGluProblem& problem, void* stream);
 

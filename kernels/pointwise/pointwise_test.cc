@@ -82,6 +82,32 @@ TEST(SwiGlu, EveryInstructionSetGivesTheSameBits) {
   for (const auto& r : results) EXPECT_EQ(r, results[0]);
 }
 
+TEST(Relu2, RoundsOnceAndKeepsNan) {
+  if (testing::TestDevice() != DeviceType::kCpu) return;  // the op has a CPU arm only
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    ArmContext context;
+    const int64_t rows = 9, dim = 37;
+    // Columns of a wider tensor.
+    std::vector<float> x = RandomFloats(rows * 40, 8, 3.0f);
+    x[1] = -0.0f;
+    x[2] = __builtin_nanf("");
+    ArmTensor in(DType::kF32, {rows, 40}, x), out(dtype, {rows, dim});
+    ASSERT_OK(Relu2(context.get(), in.view().Columns(0, dim), out.view()));
+    EXPECT_EQ(context.op_launches(), 1);
+    const std::vector<float> got = out.Get();
+    EXPECT_TRUE(std::isnan(got[2]));
+    EXPECT_EQ(FloatToBits(got[1]), 0u);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < dim; ++c) {
+        const float v = x[static_cast<size_t>(r * 40 + c)];
+        if (v != v) continue;
+        const float want = Rounded({v > 0 ? v * v : 0.0f}, dtype)[0];
+        ASSERT_EQ(got[static_cast<size_t>(r * dim + c)], want);
+      }
+    }
+  }
+}
+
 TEST(Pointwise, RefuseWrongTensorsByName) {
   ArmContext context;
   ArmTensor a(DType::kF32, {2, 16}), b(DType::kF32, {2, 8}), c(DType::kBF16, {2, 16});
@@ -91,6 +117,10 @@ TEST(Pointwise, RefuseWrongTensorsByName) {
   EXPECT_THAT(SwiGlu(context.get(), a.view(), c.view(), a.view()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("swiglu: up is BF16[2, 16], dtype F32 is needed")));
+  if (testing::TestDevice() != DeviceType::kCpu) return;
+  EXPECT_THAT(Relu2(context.get(), a.view(), b.view()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("relu2: out is F32[2, 8], shape [2, 16] is needed")));
 }
 
 TEST(Pointwise, DryRunTouchesNothing) {

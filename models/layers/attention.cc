@@ -98,8 +98,8 @@ absl::Status AttentionBlock::Apply(ExecContext* ctx, CommGroup* comm, const Forw
   RETURN_IF_ERROR(k_proj_.Apply(ctx, &input, k));
   RETURN_IF_ERROR(v_proj_.Apply(ctx, &input, v));
   const KvCacheView& cache = caches.kv_layers[kv_layer_];
-  RETURN_IF_ERROR(
-      RopeAndCacheWrite(ctx, batch, p, qg, k, v, q_norm_, k_norm_, rope_->inv_freq(), cache, q));
+  const TensorView inv_freq = rope_ == nullptr ? TensorView() : rope_->inv_freq();
+  RETURN_IF_ERROR(RopeAndCacheWrite(ctx, batch, p, qg, k, v, q_norm_, k_norm_, inv_freq, cache, q));
   RETURN_IF_ERROR(PagedAttention(ctx, batch, p, q, qg, cache, attended));
   LinearInput attended_input(attended);
   return o_proj_.ApplyReduce(ctx, comm, &attended_input, sum);

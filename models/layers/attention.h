@@ -31,7 +31,8 @@ void AddAttentionRules(const AttentionConfig& config, TpRules* rules);
 
 class AttentionBlock : public Block {
  public:
-  // Tensors {name}{q,k,v,o}_proj and, with qk_norm, {name}{q,k}_norm.weight.
+  // Tensors {name}{q,k,v,o}_proj and, with qk_norm, {name}{q,k}_norm.weight. `rope` is null with a
+  // rotary width of 0.
   static absl::StatusOr<std::unique_ptr<Block>> Load(const BlockLoader& loader,
                                                      const AttentionConfig& config,
                                                      std::shared_ptr<const RopeTable> rope,

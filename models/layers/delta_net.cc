@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/conv/causal_conv.h"
 
 namespace lockstep {
 namespace {
@@ -32,10 +33,10 @@ absl::StatusOr<DeltaNetConfig> ReadDeltaNet(const ModelConfig& model) {
     return model.Refuse(absl::StrCat("linear_num_value_heads ", p.num_v_heads,
                                      " is no multiple of linear_num_key_heads ", p.num_k_heads));
   }
-  p.conv_width = model.IntOr("linear_conv_kernel_dim", 4);
-  if (p.conv_width < 2 || p.conv_width > 8) {
+  c.conv_width = model.IntOr("linear_conv_kernel_dim", 4);
+  if (c.conv_width < 2 || c.conv_width > 8) {
     return model.Refuse(
-        absl::StrCat("linear_conv_kernel_dim is ", p.conv_width, ", must be in [2, 8]"));
+        absl::StrCat("linear_conv_kernel_dim is ", c.conv_width, ", must be in [2, 8]"));
   }
   const std::string gate = model.StringOr("output_gate_type", "swish");
   if (gate == "sigmoid") {
@@ -71,12 +72,13 @@ absl::Status DeltaNetBlock::LoadLinears(const LinearLoader& loader, const DeltaN
   return absl::OkStatus();
 }
 
-void DeltaNetBlock::AddCaches(const BlockLoader& loader, const std::string& name) {
+void DeltaNetBlock::AddCaches(const BlockLoader& loader, const std::string& name,
+                              int64_t conv_width) {
   const DeltaNetParams& p = params_;
   auto& slots = loader.cache_spec->slot_tensors;
   first_slot_tensor_ = slots.size();
   slots.push_back(
-      {name + "conv", loader.activation_dtype, {p.conv_width - 1, p.conv_channels()}, true});
+      {name + "conv", loader.activation_dtype, {conv_width - 1, p.conv_channels()}, true});
   slots.push_back({name + "state", DType::kF32, {p.num_v_heads, p.v_dim, p.k_dim}, true});
   slots.push_back({name + "ring_k", DType::kF32, {kGrid, p.num_k_heads * p.k_dim}, false});
   slots.push_back({name + "ring_d", DType::kF32, {kGrid, p.num_v_heads * p.v_dim}, false});
@@ -96,14 +98,15 @@ absl::StatusOr<std::unique_ptr<Block>> DeltaNetBlock::Load(const BlockLoader& lo
       {{c.num_k_heads, c.k_dim}, {c.num_k_heads, c.k_dim}, {c.num_v_heads, c.v_dim}});
   const ShardSpec v_heads = ShardSpec::Split(c.num_v_heads, 1);
   RETURN_IF_ERROR(g->LoadLinears(loader.linear, config, name, qkv));
-  ASSIGN_OR_RETURN(g->conv_, store->PlaceTensor(name + "conv1d.weight",
-                                                {c.conv_channels(), 1, c.conv_width}, qkv, kClass));
+  ASSIGN_OR_RETURN(g->conv_,
+                   store->PlaceTensor(name + "conv1d.weight",
+                                      {c.conv_channels(), 1, config.conv_width}, qkv, kClass));
   ASSIGN_OR_RETURN(g->a_log_, store->PlaceTensor(name + "A_log", {c.num_v_heads}, v_heads, kClass));
   ASSIGN_OR_RETURN(g->dt_bias_,
                    store->PlaceTensor(name + "dt_bias", {c.num_v_heads}, v_heads, kClass));
   ASSIGN_OR_RETURN(g->norm_, store->PlaceTensor(name + "norm.weight", {c.v_dim},
                                                 ShardSpec::Replicated(c.v_dim), "norm"));
-  g->AddCaches(loader, name);
+  g->AddCaches(loader, name, config.conv_width);
   return std::unique_ptr<Block>(std::move(g));
 }
 
@@ -113,12 +116,10 @@ absl::Status DeltaNetBlock::Apply(ExecContext* ctx, CommGroup* comm, const Forwa
   const DeltaNetParams& p = params_;
   const int64_t tokens = batch.num_tokens;
   const size_t slot = first_slot_tensor_;
-  const DeltaNetState state = {
-      caches.slot_tensors[slot],         caches.slot_tensors[slot + 1],
-      caches.slot_tensors[slot + 2],     caches.slot_tensors[slot + 3],
-      caches.slot_tensors[slot + 4],     caches.snapshot_tensors[slot],
-      caches.snapshot_tensors[slot + 1],
-  };
+  const ConvState conv = {caches.slot_tensors[slot], caches.snapshot_tensors[slot]};
+  const DeltaNetState state = {caches.slot_tensors[slot + 1], caches.slot_tensors[slot + 2],
+                               caches.slot_tensors[slot + 3], caches.slot_tensors[slot + 4],
+                               caches.snapshot_tensors[slot + 1]};
   Workspace* ws = ctx->workspace;
   TensorView mixed = ws->Take(u.dtype, {tokens, p.conv_channels()});
   TensorView convolved = ws->Take(u.dtype, {tokens, p.conv_channels()});
@@ -131,7 +132,7 @@ absl::Status DeltaNetBlock::Apply(ExecContext* ctx, CommGroup* comm, const Forwa
   RETURN_IF_ERROR(in_proj_z_.Apply(ctx, &input, z));
   RETURN_IF_ERROR(in_proj_b_.Apply(ctx, &input, b));
   RETURN_IF_ERROR(in_proj_a_.Apply(ctx, &input, a));
-  RETURN_IF_ERROR(CausalConv(ctx, batch, p, mixed, conv_, state, convolved));
+  RETURN_IF_ERROR(CausalConv(ctx, batch, mixed, conv_, {}, conv, convolved));
   RETURN_IF_ERROR(
       GatedDeltaNet(ctx, batch, p, convolved, z, b, a, a_log_, dt_bias_, norm_, state, o));
   LinearInput output_input(o);

@@ -14,6 +14,7 @@ namespace lockstep {
 
 struct DeltaNetConfig {
   int64_t hidden_size = 0;
+  int64_t conv_width = 4;
   DeltaNetParams params;  // of all ranks together
 };
 
@@ -37,7 +38,7 @@ class DeltaNetBlock : public Block {
  private:
   absl::Status LoadLinears(const LinearLoader& loader, const DeltaNetConfig& config,
                            const std::string& name, const ShardSpec& qkv);
-  void AddCaches(const BlockLoader& loader, const std::string& name);
+  void AddCaches(const BlockLoader& loader, const std::string& name, int64_t conv_width);
 
   DeltaNetParams params_;  // of this rank
   Linear in_proj_qkv_, in_proj_z_, in_proj_b_, in_proj_a_, out_proj_;

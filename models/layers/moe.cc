@@ -5,16 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/rows/rows.h"
+#include "models/layers/experts.h"
 
 namespace lockstep {
-namespace {
-
-// Rows computed at a time: bounds the workspace, in which every row has top_k outputs per shard.
-constexpr int64_t kMoeRows = 64;
-
-}  // namespace
-
 int64_t MoeConfig::num_virtual_shards() const {
   return std::min(VirtualShardsOf(expert_size).count, VirtualShardsOf(shared_size).count);
 }
@@ -79,29 +72,6 @@ absl::StatusOr<std::unique_ptr<Block>> MoeBlock::Load(const BlockLoader& block_l
   return std::unique_ptr<Block>(std::move(m));
 }
 
-absl::Status MoeBlock::ApplyExperts(ExecContext* ctx, const ExpertPlan& plan, ConstTensorView u,
-                                    TensorView routed) const {
-  const int64_t rows = routed.shape[1], hidden = config_.hidden_size;
-  TensorView sorted = ctx->workspace->Take(u.dtype, {rows, hidden});
-  RETURN_IF_ERROR(GatherRows(ctx, u, plan.tokens, sorted));
-  for (int64_t e = 0; e < config_.router.num_experts; ++e) {
-    // Sizing the workspace, an expert has a row of every token: it cannot have more.
-    int64_t begin = 0, end = u.rows();
-    if (!ctx->dry_run()) {
-      begin = plan.offsets.row<int32_t>(e)[0];
-      end = plan.offsets.row<int32_t>(e + 1)[0];
-    }
-    if (begin == end) continue;
-    TensorView out = routed;
-    out.data = static_cast<float*>(routed.data) + begin * hidden;
-    out.shape = {routed.shape[0], end - begin, hidden};
-    Workspace::Scope scope(ctx->workspace);
-    RETURN_IF_ERROR(
-        experts_[static_cast<size_t>(e)].ApplyShards(ctx, sorted.Rows(begin, end - begin), out));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status MoeBlock::ApplyRows(ExecContext* ctx, ConstTensorView u, TensorView sum) const {
   const RouterParams& router = config_.router;
   const int64_t tokens = u.rows(), hidden = config_.hidden_size;
@@ -119,7 +89,10 @@ absl::Status MoeBlock::ApplyRows(ExecContext* ctx, ConstTensorView u, TensorView
   RETURN_IF_ERROR(shared_gate_.Apply(ctx, &input, shared_gate));
   RETURN_IF_ERROR(Route(ctx, logits, {}, router, ids, weights));
   RETURN_IF_ERROR(PlanExperts(ctx, ids, plan));
-  RETURN_IF_ERROR(ApplyExperts(ctx, plan, u, routed));
+  RETURN_IF_ERROR(
+      ForEachExpert(ctx, plan, u, routed, [&](size_t expert, ConstTensorView x, TensorView sums) {
+        return experts_[expert].ApplyShards(ctx, x, sums);
+      }));
   RETURN_IF_ERROR(shared_.ApplyShards(ctx, u, shared));
   return CombineExperts(ctx, plan, weights, routed, shared, shared_gate, sum);
 }

@@ -49,9 +49,6 @@ class MoeBlock : public Block {
  private:
   // The rank's part of `sum` for some rows; they do not influence each other.
   absl::Status ApplyRows(ExecContext* ctx, ConstTensorView u, TensorView sum) const;
-  // routed F32 [local virtual shards, rows of the plan, H].
-  absl::Status ApplyExperts(ExecContext* ctx, const ExpertPlan& plan, ConstTensorView u,
-                            TensorView routed) const;
 
   MoeConfig config_;
   Linear gate_, shared_gate_;

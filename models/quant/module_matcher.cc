@@ -17,8 +17,9 @@ namespace lockstep {
 namespace {
 
 constexpr uint32_t kMatchLimit = 200000;
-constexpr const char* kPrefixes[] = {"model.language_model.", "language_model.model.", "model.",
-                                     "language_model."};
+constexpr const char* kPrefixes[] = {"model.language_model.",    "language_model.model.",
+                                     "language_model.backbone.", "model.",
+                                     "language_model.",          "backbone."};
 
 struct FusedName {
   const char* fused;
@@ -75,7 +76,8 @@ bool GlobMatchesOne(const std::string& pattern, const std::string& name) {
 
 std::string CanonicalModule(const std::string& module) {
   absl::string_view name = module;
-  while (absl::ConsumePrefix(&name, "model.") || absl::ConsumePrefix(&name, "language_model.")) {
+  while (absl::ConsumePrefix(&name, "model.") || absl::ConsumePrefix(&name, "language_model.") ||
+         absl::ConsumePrefix(&name, "backbone.")) {
   }
   return std::string(name);
 }

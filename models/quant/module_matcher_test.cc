@@ -24,10 +24,11 @@ bool Matches(const std::string& entry, const std::string& module) {
 
 TEST(ModuleMatcherTest, PrefixesAreOneModule) {
   const std::string name = "layers.0.mlp.gate_proj";
-  for (const std::string prefix :
-       {"", "model.", "model.language_model.", "language_model.model."}) {
+  for (const std::string prefix : {"", "model.", "model.language_model.", "language_model.model.",
+                                   "backbone.", "language_model.backbone."}) {
     EXPECT_EQ(CanonicalModule(prefix + name), name);
-    for (const std::string other : {"model.", "model.language_model.", "language_model.model."}) {
+    for (const std::string other :
+         {"model.", "model.language_model.", "language_model.model.", "backbone."}) {
       EXPECT_TRUE(NamesModule(prefix + name, other + name));
     }
   }

@@ -8,6 +8,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/base/check.h"
 #include "kernels/batch/testing/batch_builder.h"
+#include "kernels/conv/causal_conv.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/pointwise/pointwise.h"
@@ -111,7 +112,6 @@ void BenchDeltaNet(ArmContext* context) {
   ArmTensor ring_k(DType::kF32, {1, kGrid, 128}), ring_d(DType::kF32, {1, kGrid, 256});
   ArmTensor ring_g(DType::kF32, {1, kGrid, 8});
   DeltaNetState s;
-  s.conv = conv.view();
   s.state = state.view();
   s.ring_k = ring_k.view();
   s.ring_d = ring_d.view();
@@ -122,8 +122,8 @@ void BenchDeltaNet(ArmContext* context) {
   const BatchBuilder decode({{0, 100, 1, {}}}), prefill({{0, 0, kRows, {}}});
   const auto convolve = [&](const BatchBuilder& batch) {
     const int64_t rows = batch.batch().num_tokens;
-    return CausalConv(context->get(), batch.batch(), p, x.view().Rows(0, rows), w.view(), s,
-                      y.view().Rows(0, rows));
+    return CausalConv(context->get(), batch.batch(), x.view().Rows(0, rows), w.view(), {},
+                      {conv.view(), {}}, y.view().Rows(0, rows));
   };
   Report(
       "causal_conv", [&] { return convolve(decode); }, [&] { return convolve(prefill); });

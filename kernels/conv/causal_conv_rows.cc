@@ -1,8 +1,10 @@
-// The causal convolution of one sequence over a block of channels: lanes are channels, taps ascend.
+// The causal convolution of one sequence over a block of channels: lanes are channels, taps ascend
+// from the bias.
+#include "kernels/conv/causal_conv_rows.h"
+
 #include <cstring>
 
 #include "kernels/base/simd_math.h"
-#include "kernels/delta_net/delta_net_rows.h"
 
 namespace lockstep {
 namespace LOCKSTEP_ISA {
@@ -63,10 +65,15 @@ void StoreHistory(Window* window, Act* history, int64_t channels, int64_t count)
 
 template <typename Act, typename Weight>
 void Run(const ConvProblem& p, int64_t sequence, int64_t begin, int64_t count) {
-  const RowsOfBatch& batch = p.batch;
+  const BatchRows& batch = p.batch;
   float taps[kMaxConvWidth][kConvChannels] = {};
   const Weight* weight = static_cast<const Weight*>(p.weight) + begin * p.width;
   LoadTaps(weight, p.width, count, taps);
+  float bias[kConvChannels] = {};
+  for (int64_t c = 0; p.bias != nullptr && c < count; ++c) {
+    bias[c] = p.bias_bf16 ? ToFloat(static_cast<const BF16*>(p.bias)[begin + c])
+                          : static_cast<const float*>(p.bias)[begin + c];
+  }
   const int64_t history_size = (p.width - 1) * p.channels;
   Act* history = static_cast<Act*>(p.conv) + batch.slots[sequence] * history_size + begin;
   int64_t position = batch.start_positions[sequence];
@@ -85,7 +92,7 @@ void Run(const ConvProblem& p, int64_t sequence, int64_t begin, int64_t count) {
     ++position;
     float y[kConvChannels];
     for (int64_t c = 0; c < lanes; c += 16) {
-      F32x16 sum = Zero();
+      F32x16 sum = Load(bias + c);
       for (int64_t j = 0; j < p.width; ++j) {
         sum = Fma(Load(taps[j] + c), Load(window.Oldest(j) + c), sum);
       }
