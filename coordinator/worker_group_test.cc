@@ -105,7 +105,8 @@ TEST_F(WorkerGroupTest, LoadsJoinsAndCarriesSteps) {
   EXPECT_EQ(first->seen().steps.size(), 2u);
 
   const auto health = group_->Health(absl::Seconds(5));
-  EXPECT_EQ(health[1].state(), worker::v1::READY);
+  ASSERT_OK(health[1].status());
+  EXPECT_EQ(health[1]->state(), worker::v1::READY);
   ASSERT_OK_AND_ASSIGN(const auto stats, group_->GetStats());
   EXPECT_EQ(stats[0].steps(), 2u);
   ASSERT_OK_AND_ASSIGN(const auto info, group_->GetInfo());

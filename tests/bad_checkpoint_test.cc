@@ -143,7 +143,12 @@ std::vector<Case> Cases() {
        {"CHECKPOINT_", "overlap"}},
       {"NanScale",
        [](const std::string& f) {
-         Change(f, [](Tensors* t) { *t->At("model.layers.0.mlp.gate_proj.weight_scale") = 0x7f; });
+         // In the shards of both ranks.
+         Change(f, [](Tensors* t) {
+           const std::string name = "model.layers.0.mlp.gate_proj.weight_scale";
+           *t->At(name) = 0x7f;
+           t->data[t->header[name]["data_offsets"][1].get<size_t>() - 1] = 0x7f;
+         });
        },
        kDataLoss,
        {"CHECKPOINT_INVALID", "model.layers.0.mlp.gate_proj.weight_scale", "NaN"}},
