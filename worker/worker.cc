@@ -231,6 +231,15 @@ absl::StatusOr<pb::LoadModelResult> Worker::LoadModel(
   }
   std::unique_lock<std::mutex> lock(mu_);
   RETURN_IF_ERROR(FenceLocked(request.term(), epoch_));
+  // Another load runs. It may be about to fail, as it has on another rank; only its end decides.
+  while (load_ != nullptr && !load_->done && !load_->Same(spec)) {
+    const pb::LoadModelProgress now = load_->progress;
+    lock.unlock();
+    if (!progress(now)) return absl::CancelledError("the caller went away");
+    lock.lock();
+    if (load_ == nullptr || load_->done) break;
+    load_changed_.wait_for(lock, std::chrono::milliseconds(100));
+  }
   if (load_ == nullptr) {
     if (draining_) return WrongStateLocked("LoadModel", "NEW");
     load_ = std::make_shared<Load>();
@@ -240,10 +249,10 @@ absl::StatusOr<pb::LoadModelResult> Worker::LoadModel(
     if (load_thread_.joinable()) load_thread_.join();  // of a load that failed: it has ended
     load_thread_ = std::thread([this, load = load_] { RunLoad(load); });
   } else if (!load_->Same(spec)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "asked to load ", Describe(spec), " (digest ", absl::Hex(spec.expected_digest),
-        "), but this worker ", load_->done ? "has loaded " : "is loading ", Describe(load_->spec),
-        " (digest ", absl::Hex(load_->digest), "); start another worker for it"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("asked to load ", Describe(spec), " (digest ", absl::Hex(spec.expected_digest),
+                     "), but this worker has loaded ", Describe(load_->spec), " (digest ",
+                     absl::Hex(load_->digest), "); start another worker for it"));
   }
   const std::shared_ptr<Load> load = load_;
   while (!load->done) {
