@@ -374,8 +374,10 @@ TEST(WorkerService, LoadModelIsIdempotentAndExclusive) {
   while (server.Health().state() != pb::LOADING) std::this_thread::yield();
   pb::LoadModelRequest other = LoadRequest(0, 1);
   other.set_path("elsewhere");
-  EXPECT_REFUSED(server.Load(other), "is loading model as rank 0 of 1");
+  // It waits for the end of the load that runs, and only then is refused.
+  std::thread waiting([&] { EXPECT_REFUSED(server.Load(other), "has loaded model"); });
   release.set_value();
+  waiting.join();
   for (std::thread& t : callers) t.join();
   EXPECT_EQ(ok.load(), 2);
   EXPECT_EQ(server.loader.loads.load(), 1);
@@ -384,6 +386,26 @@ TEST(WorkerService, LoadModelIsIdempotentAndExclusive) {
   other.set_expected_digest(1);
   EXPECT_REFUSED(server.Load(other), "has loaded model");
   EXPECT_EQ(server.Health().identity().model_digest(), kDigest);
+}
+
+TEST(WorkerService, ALoadThatFailsGivesWayToTheOneThatWaits) {
+  Server server;
+  std::promise<void> release;
+  server.loader.hold = release.get_future().share();
+  server.loader.fail = absl::DataLossError("CHECKPOINT_TRUNCATED: 3 bytes missing");
+  std::thread failing(
+      [&] { EXPECT_EQ(server.Load(LoadRequest(0, 1)).error_code(), grpc::StatusCode::DATA_LOSS); });
+  while (server.Health().state() != pb::LOADING) std::this_thread::yield();
+  pb::LoadModelRequest other = LoadRequest(0, 1);
+  other.set_path("elsewhere");
+  // Whether this load succeeds is not the point: it is its own load that answers, not a refusal.
+  std::thread waiting(
+      [&] { EXPECT_EQ(server.Load(other).error_code(), grpc::StatusCode::DATA_LOSS); });
+  release.set_value();
+  failing.join();
+  waiting.join();
+  EXPECT_EQ(server.loader.loads.load(), 2);
+  EXPECT_EQ(server.Health().state(), pb::NEW);
 }
 
 TEST(WorkerService, AFailedLoadMayBeRepeated) {
