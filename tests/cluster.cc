@@ -160,6 +160,23 @@ inference::v1::ServerStatus Cluster::Status() {
   return status;
 }
 
+void Cluster::ExpectIdle() {
+  inference::v1::ServerStatus status;
+  for (int i = 0; i < 1000; ++i) {
+    status = Status();
+    if (status.requests_running() + status.requests_queued() == 0 &&
+        status.slots_free() == status.slots_total() &&
+        status.kv_blocks_free() + status.kv_blocks_cached() == status.kv_blocks_total()) {
+      break;
+    }
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_EQ(status.requests_running(), 0);
+  EXPECT_EQ(status.requests_queued(), 0);
+  EXPECT_EQ(status.slots_free(), status.slots_total());
+  EXPECT_EQ(status.kv_blocks_free() + status.kv_blocks_cached(), status.kv_blocks_total());
+}
+
 absl::StatusOr<inference::v1::GenerateResult> Cluster::Generate(
     const inference::v1::GenerateRequest& request, absl::Duration timeout) {
   grpc::ClientContext context;

@@ -67,6 +67,9 @@ class Cluster {
   std::string coordinator_log() const { return ReadFile(coordinator_log_); }
 
   inference::v1::ServerStatus Status();
+  // Everything that requests held is back, within a bound: it returns just after a stream has
+  // ended.
+  void ExpectIdle();
   // One whole generation; the status carries the gRPC code.
   absl::StatusOr<inference::v1::GenerateResult> Generate(
       const inference::v1::GenerateRequest& request, absl::Duration timeout = absl::Minutes(2));

@@ -109,11 +109,7 @@ class Matrix {
       InBatch(p, probes[p], "warm");
       if (::testing::Test::HasFatalFailure()) return;
     }
-    // Nothing stays behind.
-    const inference::v1::ServerStatus status = cluster_->Status();
-    EXPECT_EQ(status.requests_running() + status.requests_queued(), 0);
-    EXPECT_EQ(status.kv_blocks_free() + status.kv_blocks_cached(), status.kv_blocks_total());
-    EXPECT_EQ(status.slots_free(), status.slots_total());
+    cluster_->ExpectIdle();
     cluster_.reset();
   }
 
