@@ -10,10 +10,11 @@ namespace {
 
 // Lays the views of a batch out one after the other from `base` (null: shapes only). Returns the
 // number of 32-bit words.
-int64_t Layout(int32_t* base, const PlannedStep& step, int64_t num_sequences, ForwardBatch* batch) {
+int64_t Layout(DeviceType device, int32_t* base, const PlannedStep& step, int64_t num_sequences,
+               ForwardBatch* batch) {
   int64_t used = 0;
   const auto take = [&](Shape shape) {
-    ConstTensorView view(base == nullptr ? nullptr : base + used, DType::kI32, shape);
+    ConstTensorView view(base == nullptr ? nullptr : base + used, DType::kI32, shape, device);
     used += shape.num_elements();
     return view;
   };
@@ -52,23 +53,30 @@ int32_t* Words(const ConstTensorView& view) {
 absl::StatusOr<BatchBuilder> BatchBuilder::Create(DeviceType device, const BatchLimits& limits) {
   BatchBuilder builder;
   ForwardBatch batch;
-  const int64_t words = Layout(nullptr, LargestStep(limits), limits.max_sequences, &batch);
+  const int64_t words = Layout(device, nullptr, LargestStep(limits), limits.max_sequences, &batch);
   ASSIGN_OR_RETURN(builder.buffer_, DeviceBuffer::Allocate(device, words * 4));
+  for (HostBuffer& staging : builder.staging_) {
+    ASSIGN_OR_RETURN(staging, HostBuffer::Allocate(device, words * 4));
+  }
   return builder;
 }
 
-ForwardBatch BatchBuilder::Largest(const BatchLimits& limits) {
+ForwardBatch BatchBuilder::Largest(DeviceType device, const BatchLimits& limits) {
   ForwardBatch batch;
-  Layout(nullptr, LargestStep(limits), std::min(limits.max_sequences, limits.max_tokens), &batch);
+  Layout(device, nullptr, LargestStep(limits), std::min(limits.max_sequences, limits.max_tokens), &batch);
   return batch;
 }
 
-ForwardBatch BatchBuilder::Build(const worker::v1::StepPlan& plan, const PlannedStep& step,
-                                 const SlotTable& slots, Counters* counters) {
-  ForwardBatch batch;
-  const int64_t words = Layout(static_cast<int32_t*>(buffer_.data()), step,
-                               static_cast<int64_t>(step.sequences.size()), &batch);
-  CHECK_LE(words * 4, buffer_.bytes());
+absl::StatusOr<ForwardBatch> BatchBuilder::Build(DeviceStream* stream,
+                                                 const worker::v1::StepPlan& plan,
+                                                 const PlannedStep& step, const SlotTable& slots,
+                                                 int ticket, Counters* counters) {
+  const int64_t num_sequences = static_cast<int64_t>(step.sequences.size());
+  HostBuffer& staging = staging_[ticket];
+  ForwardBatch batch;  // on the host
+  const int64_t words = Layout(DeviceType::kCpu, static_cast<int32_t*>(staging.data()), step,
+                               num_sequences, &batch);
+  CHECK_LE(words * 4, staging.bytes());
   int32_t* tokens = Words(batch.tokens);
   int32_t* positions = Words(batch.positions);
   int32_t* logit_rows = Words(batch.logit_rows);
@@ -79,8 +87,7 @@ ForwardBatch BatchBuilder::Build(const worker::v1::StepPlan& plan, const Planned
     const PlannedSequence& sequence = step.sequences[b];
     const worker::v1::SequenceEntry& entry = plan.sequences(static_cast<int>(b));
     for (int64_t i = 0; i < sequence.num_tokens; ++i) {
-      tokens[row + i] = sequence.feedback ? slots.last_sampled(sequence.slot)
-                                          : entry.token_ids(static_cast<int>(i));
+      tokens[row + i] = sequence.feedback ? -1 : entry.token_ids(static_cast<int>(i));
       positions[row + i] = static_cast<int32_t>(sequence.start + i);
     }
     row += sequence.num_tokens;
@@ -99,7 +106,10 @@ ForwardBatch BatchBuilder::Build(const worker::v1::StepPlan& plan, const Planned
     }
   }
   counters->Add(Traffic::kPlanToDevice, words * 4);
-  return batch;
+  RETURN_IF_ERROR(stream->CopyToDevice(buffer_.data(), staging.data(), words * 4));
+  ForwardBatch on_device;
+  Layout(stream->device(), static_cast<int32_t*>(buffer_.data()), step, num_sequences, &on_device);
+  return on_device;
 }
 
 }  // namespace lockstep

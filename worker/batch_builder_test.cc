@@ -25,6 +25,7 @@ TEST(BatchBuilder, PacksAPlanIntoOneUpload) {
   limits.vocab_size = 50;
   SlotTable slots(limits);
   Counters counters;
+  ASSERT_OK_AND_ASSIGN(const auto stream, DeviceStream::Create(DeviceType::kCpu));
   ASSERT_OK_AND_ASSIGN(BatchBuilder builder, BatchBuilder::Create(DeviceType::kCpu, limits));
 
   worker::v1::StepPlan first;
@@ -40,7 +41,8 @@ TEST(BatchBuilder, PacksAPlanIntoOneUpload) {
   a->add_snapshots()->set_position(64);
   a->mutable_snapshots(0)->set_snapshot_slot(1);
   ASSERT_OK_AND_ASSIGN(PlannedStep step, slots.Admit(1, first));
-  ForwardBatch batch = builder.Build(first, step, slots, &counters);
+  ASSERT_OK_AND_ASSIGN(ForwardBatch batch,
+                       builder.Build(stream.get(), first, step, slots, 0, &counters));
   EXPECT_EQ(batch.num_tokens, 66);
   EXPECT_THAT(Values(batch.row_offsets), ElementsAre(0, 66));
   EXPECT_THAT(Values(batch.block_table), ElementsAre(5, 3));
@@ -48,7 +50,7 @@ TEST(BatchBuilder, PacksAPlanIntoOneUpload) {
   EXPECT_THAT(Values(batch.snapshot_sequence), ElementsAre(0));
   EXPECT_THAT(Values(batch.snapshot_position), ElementsAre(64));
   EXPECT_THAT(Values(batch.snapshot_slot), ElementsAre(1));
-  slots.Sampled(2, 1, 33);
+  slots.Samples(2, 1);
 
   worker::v1::StepPlan second;
   auto* b = second.add_sequences();
@@ -66,9 +68,9 @@ TEST(BatchBuilder, PacksAPlanIntoOneUpload) {
   c->set_sample(true);
   ASSERT_OK_AND_ASSIGN(step, slots.Admit(2, second));
   const int64_t before = counters.Get(Traffic::kPlanToDevice);
-  batch = builder.Build(second, step, slots, &counters);
+  ASSERT_OK_AND_ASSIGN(batch, builder.Build(stream.get(), second, step, slots, 1, &counters));
   EXPECT_EQ(batch.num_sequences, 2);
-  EXPECT_THAT(Values(batch.tokens), ElementsAre(7, 8, 9, 33));
+  EXPECT_THAT(Values(batch.tokens), ElementsAre(7, 8, 9, -1));
   EXPECT_THAT(Values(batch.positions), ElementsAre(0, 1, 2, 66));
   EXPECT_THAT(Values(batch.row_offsets), ElementsAre(0, 3, 4));
   EXPECT_THAT(Values(batch.slots), ElementsAre(0, 2));
@@ -85,7 +87,7 @@ TEST(BatchBuilder, LargestHasShapesOnly) {
   limits.max_sequences = 3;
   limits.max_logit_rows = 5;
   limits.max_sequence_blocks = 7;
-  const ForwardBatch batch = BatchBuilder::Largest(limits);
+  const ForwardBatch batch = BatchBuilder::Largest(DeviceType::kCpu, limits);
   EXPECT_EQ(batch.tokens.data, nullptr);
   EXPECT_EQ(batch.tokens.shape, (Shape{128}));
   EXPECT_EQ(batch.block_table.shape, (Shape{3, 7}));

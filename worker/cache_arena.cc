@@ -1,6 +1,5 @@
 #include "worker/cache_arena.h"
 
-#include <cstring>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -51,27 +50,31 @@ absl::StatusOr<CacheArena> CacheArena::Allocate(DeviceType device, const CacheSp
   return arena;
 }
 
-void CacheArena::ZeroAll() {
+absl::Status CacheArena::ZeroAll(DeviceStream* stream) {
   for (const DeviceBuffer& buffer : buffers_) {
-    std::memset(buffer.data(), 0, static_cast<size_t>(buffer.bytes()));
+    RETURN_IF_ERROR(stream->Zero(buffer.data(), buffer.bytes()));
   }
+  return absl::OkStatus();
 }
 
-void CacheArena::ZeroSlot(int32_t slot) {
+absl::Status CacheArena::ZeroSlot(DeviceStream* stream, int32_t slot) {
   for (size_t i = 0; i < views_.slot_tensors.size(); ++i) {
     if (views_.snapshot_tensors[i].shape.rank() == 0) continue;
     const TensorView row = views_.slot_tensors[i].Rows(slot, 1);
-    std::memset(row.data, 0, static_cast<size_t>(row.bytes()));
+    RETURN_IF_ERROR(stream->Zero(row.data, row.bytes()));
   }
+  return absl::OkStatus();
 }
 
-void CacheArena::RestoreSlot(int32_t slot, int32_t snapshot) {
+absl::Status CacheArena::RestoreSlot(DeviceStream* stream, int32_t slot, int32_t snapshot) {
   for (size_t i = 0; i < views_.slot_tensors.size(); ++i) {
     if (views_.snapshot_tensors[i].shape.rank() == 0) continue;
     const TensorView to = views_.slot_tensors[i].Rows(slot, 1);
     const TensorView from = views_.snapshot_tensors[i].Rows(snapshot, 1);
-    std::memcpy(to.data, from.data, static_cast<size_t>(to.bytes()));
+    RETURN_IF_ERROR(
+        CopyOnDevice(stream->device(), stream->handle(), to.data, from.data, to.bytes()));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/runtime/device_buffer.h"
+#include "kernels/runtime/device_stream.h"
 #include "models/model.h"
 
 namespace lockstep {
@@ -20,10 +21,11 @@ class CacheArena {
   const CacheViews& views() const { return views_; }
   int64_t bytes() const { return bytes_; }
 
-  void ZeroAll();
+  // All of these are queued on the stream.
+  absl::Status ZeroAll(DeviceStream* stream);
   // The snapshotted tensors of a slot, at the start of a sequence: zero, or those of a snapshot.
-  void ZeroSlot(int32_t slot);
-  void RestoreSlot(int32_t slot, int32_t snapshot);
+  absl::Status ZeroSlot(DeviceStream* stream, int32_t slot);
+  absl::Status RestoreSlot(DeviceStream* stream, int32_t slot, int32_t snapshot);
 
  private:
   absl::StatusOr<TensorView> Take(DeviceType device, DType dtype, const Shape& shape);

@@ -7,6 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/runtime/device_buffer.h"
+#include "kernels/runtime/device_memory.h"
+#include "kernels/runtime/device_stream.h"
 
 namespace lockstep {
 namespace {
@@ -14,13 +17,11 @@ namespace {
 // Steps never have this number, so a probe cannot be taken for one.
 constexpr uint64_t kProbeStep = ~uint64_t{0};
 
-std::string Bytes(const TensorView& view) {
-  std::string bytes;
-  const int64_t row_bytes = view.RowElements() * SizeOf(view.dtype);
-  for (int64_t r = 0; r < view.rows(); ++r) {
-    bytes.append(static_cast<const char*>(view.data) + r * view.row_stride * SizeOf(view.dtype),
-                 static_cast<size_t>(row_bytes));
-  }
+// The bytes of a contiguous tensor, once the work queued so far has ended.
+absl::StatusOr<std::string> Bytes(ExecContext* ctx, const TensorView& view) {
+  std::string bytes(static_cast<size_t>(view.bytes()), 0);
+  RETURN_IF_ERROR(SynchronizeStream(ctx->device, ctx->stream));
+  RETURN_IF_ERROR(CopyBytes(DeviceType::kCpu, bytes.data(), ctx->device, view.data, view.bytes()));
   return bytes;
 }
 
@@ -48,9 +49,16 @@ absl::StatusOr<worker::v1::ProbeLinearResponse> RunProbeLinear(
     std::copy_n(input.begin() + t * shard.k + shard.columns.begin, shard.columns.size,
                 local.begin() + t * shard.columns.size);
   }
-  const ConstTensorView x(local.data(), DType::kF32, Shape{request.tokens(), shard.columns.size});
-  std::vector<float> output(static_cast<size_t>(request.tokens() * shard.local_n()));
-  const TensorView out(output.data(), DType::kF32, Shape{request.tokens(), shard.local_n()});
+  const int64_t out_elements = request.tokens() * shard.local_n();
+  const int64_t in_bytes = static_cast<int64_t>(local.size() * sizeof(float));
+  ASSIGN_OR_RETURN(const DeviceBuffer in_buffer, DeviceBuffer::Allocate(ctx->device, in_bytes));
+  ASSIGN_OR_RETURN(const DeviceBuffer out_buffer,
+                   DeviceBuffer::Allocate(ctx->device, out_elements * 4));
+  RETURN_IF_ERROR(
+      CopyBytes(ctx->device, in_buffer.data(), DeviceType::kCpu, local.data(), in_bytes));
+  const ConstTensorView x =
+      in_buffer.View(DType::kF32, Shape{request.tokens(), shard.columns.size});
+  const TensorView out = out_buffer.View(DType::kF32, Shape{request.tokens(), shard.local_n()});
 
   worker::v1::ProbeLinearResponse response;
   const auto run = [&](Workspace* workspace, bool quantize) -> absl::Status {
@@ -62,16 +70,16 @@ absl::StatusOr<worker::v1::ProbeLinearResponse> RunProbeLinear(
       if (absl::IsFailedPrecondition(quantized.status())) return absl::OkStatus();
       RETURN_IF_ERROR(quantized.status());
       if (ctx->dry_run()) return absl::OkStatus();
-      response.set_quantized(Bytes(quantized->codes));
+      ASSIGN_OR_RETURN(*response.mutable_quantized(), Bytes(ctx, quantized->codes));
       if (quantized->scales.shape.rank() > 0 && quantized->scales.data != nullptr) {
-        response.set_scales(Bytes(quantized->scales));
+        ASSIGN_OR_RETURN(*response.mutable_scales(), Bytes(ctx, quantized->scales));
       }
       return absl::OkStatus();
     }
     return shard.row_parallel ? linear->ApplyReduce(ctx, comm, &linear_input, out)
                               : linear->Apply(ctx, &linear_input, out);
   };
-  Workspace counting;
+  Workspace counting(ctx->device);
   RETURN_IF_ERROR(run(&counting, true));
   RETURN_IF_ERROR(run(&counting, false));
   Workspace workspace;
@@ -89,7 +97,7 @@ absl::StatusOr<worker::v1::ProbeLinearResponse> RunProbeLinear(
   response.set_column_begin(shard.columns.begin);
   response.set_columns(shard.columns.size);
   response.set_row_parallel(shard.row_parallel);
-  response.set_output(Bytes(out));
+  ASSIGN_OR_RETURN(*response.mutable_output(), Bytes(ctx, out));
   const size_t moved =
       response.output().size() + response.quantized().size() + response.scales().size();
   ctx->counters->Add(Traffic::kDiagnosticsToHost, static_cast<int64_t>(moved));

@@ -71,13 +71,6 @@ SlotTable::SlotTable(const BatchLimits& limits)
       snapshot_position_(static_cast<size_t>(limits.snapshots), -1),
       snapshot_taken_in_(static_cast<size_t>(limits.snapshots), 0) {}
 
-void SlotTable::Sampled(int32_t slot, uint64_t step_id, int32_t id) {
-  Slot& s = at(slot);
-  s.sampled_in_step = step_id;
-  s.last_sampled = std::max(id, 0);
-  if (id >= 0) s.sampling.Append(id);
-}
-
 void SlotTable::Release(Slot* slot) {
   for (const int32_t block : slot->blocks) --block_users_[static_cast<size_t>(block)];
   slot->blocks.clear();
@@ -215,8 +208,7 @@ absl::Status SlotTable::Begin(const SequenceEntry& entry, Slot* slot) {
   slot->active = true;
   slot->generation = entry.generation();
   slot->sampled_in_step = 0;
-  slot->sampling.Reset(std::move(params), limits_.vocab_size, ToVector(begin.prompt_ids()),
-                       ToVector(begin.output_ids()));
+  slot->params = std::move(params);
   return AppendBlocks(entry, begin.blocks(), slot);
 }
 

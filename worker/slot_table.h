@@ -66,11 +66,9 @@ class SlotTable {
 
   const BatchLimits& limits() const { return limits_; }
   const std::vector<int32_t>& blocks(int32_t slot) const { return at(slot).blocks; }
-  const SamplingState& sampling(int32_t slot) const { return at(slot).sampling; }
-  // Says what step `step_id` sampled for the slot; -1 (a row with NaN) feeds token 0, whose results
-  // nobody reads.
-  void Sampled(int32_t slot, uint64_t step_id, int32_t id);
-  int32_t last_sampled(int32_t slot) const { return at(slot).last_sampled; }
+  const SamplingParams& params(int32_t slot) const { return at(slot).params; }
+  // Step `step_id` samples for the slot: later steps may take its token.
+  void Samples(int32_t slot, uint64_t step_id) { at(slot).sampled_in_step = step_id; }
 
  private:
   struct Slot {
@@ -78,9 +76,8 @@ class SlotTable {
     uint64_t generation = 0;  // highest seen
     int64_t position = 0;     // of the next token
     std::vector<int32_t> blocks;
-    SamplingState sampling;
+    SamplingParams params;
     uint64_t sampled_in_step = 0;
-    int32_t last_sampled = 0;
     uint64_t named_in_step = 0;
   };
 

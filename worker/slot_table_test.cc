@@ -65,7 +65,7 @@ SlotTable Started() {
   SequenceEntry e = Begin(0, 1, 70, {0, 1});
   e.add_snapshots()->set_position(64);
   CHECK_OK(table.Admit(1, Plan({e})).status());
-  table.Sampled(0, 1, 42);
+  table.Samples(0, 1);
   return table;
 }
 
@@ -76,17 +76,6 @@ TEST(SlotTable, ASequenceGoesOnWithItsSampledTokens) {
   EXPECT_TRUE(step.sequences[0].feedback);
   EXPECT_EQ(step.sequences[0].start, 70);
   EXPECT_EQ(step.num_tokens, 1);
-  EXPECT_EQ(table.last_sampled(0), 42);
-  EXPECT_EQ(table.sampling(0).num_output(), 1);
-}
-
-TEST(SlotTable, ARowWithNanFeedsTokenZeroAndIsNotCounted) {
-  SlotTable table = Started();
-  ASSERT_OK(table.Admit(2, Plan({Next(0, 1, 70, 1)})).status());
-  table.Sampled(0, 2, -1);
-  EXPECT_EQ(table.last_sampled(0), 0);
-  EXPECT_EQ(table.sampling(0).num_output(), 1);
-  EXPECT_OK(table.Admit(3, Plan({Next(0, 1, 71, 2)})).status());
 }
 
 TEST(SlotTable, ReleasedBlocksMayGoToOthersInTheSamePlan) {
@@ -102,7 +91,6 @@ TEST(SlotTable, ANewGenerationReplacesTheOldOwner) {
   SlotTable table = Started();
   ASSERT_OK(table.Admit(2, Plan({Begin(0, 2, 3, {0})})).status());
   EXPECT_EQ(table.blocks(0), std::vector<int32_t>{0});
-  EXPECT_EQ(table.sampling(0).num_output(), 0);
 }
 
 TEST(SlotTable, ASlotMayBeReleasedByTheStepThatNamesItLast) {

@@ -1,9 +1,6 @@
 #include "worker/step_executor.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +9,8 @@
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/sampling/sampling.h"
-#include "worker/assemble_logits.h"
+#include "kernels/runtime/device_memory.h"
+#include "kernels/runtime/device_stream.h"
 
 namespace lockstep {
 namespace {
@@ -22,32 +19,24 @@ using worker::v1::SequenceResult;
 using worker::v1::StepRequest;
 using worker::v1::StepResult;
 
-// Rows of a step in the order in which they are assembled: sampled ones first, so that they are one
-// tensor, then those that give digests only. Indices are rows of batch.logit_rows.
-struct RowOrder {
-  std::vector<int64_t> order;
-  int64_t num_sampled = 0;
-};
-
-RowOrder OrderRows(const PlannedStep& step) {
-  RowOrder rows;
-  std::vector<int64_t> others;
-  int64_t row = 0;
+// The rows of logits of a step, in the batch's order.
+std::vector<LogitRow> LogitRows(const PlannedStep& step) {
+  std::vector<LogitRow> rows;
   for (const PlannedSequence& sequence : step.sequences) {
-    for (int64_t i = 0; i < sequence.num_logits; ++i, ++row) {
-      const bool sampled = sequence.sample && i + 1 == sequence.num_logits;
-      (sampled ? rows.order : others).push_back(row);
+    for (int64_t i = 0; i < sequence.num_logits; ++i) {
+      LogitRow row;
+      if (sequence.sample && i + 1 == sequence.num_logits) {
+        row.slot = sequence.slot;
+        row.position = sequence.start + sequence.num_tokens;
+      }
+      rows.push_back(row);
     }
   }
-  rows.num_sampled = static_cast<int64_t>(rows.order.size());
-  rows.order.insert(rows.order.end(), others.begin(), others.end());
   return rows;
 }
 
-bool HasNan(const float* row, int64_t n) {
-  bool nan = false;
-  for (int64_t i = 0; i < n; ++i) nan |= std::isnan(row[i]);
-  return nan;
+std::vector<int32_t> ToVector(const google::protobuf::RepeatedField<int32_t>& ids) {
+  return std::vector<int32_t>(ids.begin(), ids.end());
 }
 
 void FillLogprobs(const SampleResult& sample, int num_logprobs, SequenceResult* result) {
@@ -74,6 +63,7 @@ StepExecutor::~StepExecutor() {
   {
     std::lock_guard<std::mutex> lock(mu_);
     stop_ = true;
+    stop_requested_ = true;
   }
   wake_.notify_all();
   thread_.join();
@@ -82,9 +72,24 @@ StepExecutor::~StepExecutor() {
 // ---- the queue ----
 
 void StepExecutor::Loop() {
+  device_status_ = OpenDevice();
   bool after_step = false;
   std::unique_lock<std::mutex> lock(mu_);
   for (;;) {
+    if (!in_flight_.empty()) {
+      const bool step_follows = !queue_.empty() && !queue_.front().fn;
+      const bool full = in_flight_.size() >= static_cast<size_t>(StepSampler::kTickets);
+      if (full || !step_follows) {
+        // Nothing to queue yet: the oldest step may end meanwhile.
+        lock.unlock();
+        const bool wait = full || stop_requested_ || has_function_;
+        const bool collected = CollectOldest(wait);
+        if (!collected) std::this_thread::yield();
+        lock.lock();
+        SetBusy(!in_flight_.empty());
+        continue;
+      }
+    }
     if (queue_.empty() && !stop_) {
       const bool open = stream_open_;
       if (open && after_step) idle_waits_.fetch_add(1);
@@ -102,9 +107,22 @@ void StepExecutor::Loop() {
     lock.unlock();
     RunJob(std::move(job));
     lock.lock();
-    busy_ = false;
-    idle_.notify_all();
+    SetBusy(!in_flight_.empty());
   }
+}
+
+void StepExecutor::SetBusy(bool busy) {
+  busy_ = busy;
+  has_function_ = !queue_.empty() && static_cast<bool>(queue_.front().fn);
+  if (!busy) idle_.notify_all();
+}
+
+absl::Status StepExecutor::OpenDevice() {
+  ASSIGN_OR_RETURN(stream_, DeviceStream::Create(device_));
+  for (DeviceEvent& event : events_) {
+    ASSIGN_OR_RETURN(event, DeviceEvent::Create(device_));
+  }
+  return absl::OkStatus();
 }
 
 void StepExecutor::RunJob(Job job) {
@@ -112,24 +130,65 @@ void StepExecutor::RunJob(Job job) {
     job.fn();
     return;
   }
-  const absl::Time start = absl::Now();
-  running_since_ = absl::ToUnixNanos(start);
+  InFlight step;
+  step.launched = absl::Now();
+  step.queued = job.queued;
+  step.done = std::move(job.done);
+  if (in_flight_.empty()) running_since_ = absl::ToUnixNanos(step.launched);
   bool refused = false;
-  absl::StatusOr<StepResult> result = broken_.ok() ? RunStep(job.request, &refused) : broken_;
-  running_since_ = 0;
+  const absl::Status launched =
+      broken_.ok() ? LaunchStep(job.request, &step, &refused) : broken_;
   if (refused) refused_steps_.fetch_add(1);
-  if (result.ok()) {
-    const int64_t micros = absl::ToInt64Microseconds(absl::Now() - start);
-    step_micros_.fetch_add(micros);
-    steps_.fetch_add(1);
-    result->set_step_micros(micros);
-    result->set_queue_micros(absl::ToInt64Microseconds(start - job.queued));
-  } else if (broken_.ok()) {
-    broken_ = result.status();
-    // Peers that wait for this rank in a collective end at once.
-    if (comm_ != nullptr) comm_->Abort(broken_.message());
+  if (launched.ok()) {
+    in_flight_.push_back(std::move(step));
+    // A CPU has computed everything by now.
+    if (device_ == DeviceType::kCpu) CollectOldest(/*wait=*/true);
+    return;
   }
-  job.done(std::move(result));
+  // Results leave in order.
+  while (!in_flight_.empty()) CollectOldest(/*wait=*/true);
+  running_since_ = 0;
+  Fail(launched);
+  step.done(launched);
+}
+
+void StepExecutor::Fail(const absl::Status& status) {
+  if (!broken_.ok()) return;
+  broken_ = status;
+  // Peers that wait for this rank in a collective end at once.
+  if (comm_ != nullptr) comm_->Abort(broken_.message());
+}
+
+bool StepExecutor::CollectOldest(bool wait) {
+  InFlight& oldest = in_flight_.front();
+  const DeviceEvent& event = events_[oldest.ticket];
+  absl::StatusOr<bool> done = event.Done();
+  while (wait && done.ok() && !*done) {
+    std::this_thread::yield();
+    done = event.Done();
+  }
+  if (done.ok() && !*done) return false;
+  InFlight step = std::move(oldest);
+  in_flight_.pop_front();
+  absl::Status status = done.status();
+  if (status.ok()) status = CollectStep(&step);
+  const absl::Time now = absl::Now();
+  const absl::Time start = std::max(step.launched, last_collected_);
+  last_collected_ = now;
+  running_since_ = in_flight_.empty() ? 0 : absl::ToUnixNanos(now);
+  if (!status.ok()) {
+    Fail(status);
+    step.done(status);
+    return true;
+  }
+  const int64_t micros = absl::ToInt64Microseconds(now - start);
+  step_micros_.fetch_add(micros);
+  steps_.fetch_add(1);
+  last_step_ = step.result.step_id();
+  step.result.set_step_micros(micros);
+  step.result.set_queue_micros(absl::ToInt64Microseconds(step.launched - step.queued));
+  step.done(std::move(step.result));
+  return true;
 }
 
 void StepExecutor::Submit(StepRequest request, Done done) {
@@ -155,6 +214,7 @@ void StepExecutor::RunAndWait(const std::function<void()>& fn) {
       cv.notify_all();
     };
     queue_.push_back(std::move(job));
+    has_function_ = static_cast<bool>(queue_.front().fn);
   }
   wake_.notify_all();
   std::unique_lock<std::mutex> lock(mu);
@@ -214,6 +274,7 @@ ExecContext StepExecutor::Context(Workspace* workspace) {
   ExecContext ctx;
   ctx.device = device_;
   ctx.pool = pool_.get();
+  ctx.stream = stream_ == nullptr ? nullptr : stream_->handle();
   ctx.workspace = workspace;
   ctx.counters = counters_;
   return ctx;
@@ -238,7 +299,7 @@ void StepExecutor::SetComm(std::shared_ptr<CommGroup> comm) {
 void StepExecutor::Run(
     const std::function<void(ExecContext* ctx, const Model* model, CommGroup* comm)>& fn) {
   RunAndWait([&] {
-    Workspace counting;
+    Workspace counting(device_);
     ExecContext ctx = Context(&counting);
     fn(&ctx, model_.get(), comm_.get());
   });
@@ -246,8 +307,8 @@ void StepExecutor::Run(
 
 namespace {
 
-// Before anything is allocated: what the limits need must fit into the memory of the machine.
-absl::Status CheckMemory(const CacheSpec& spec, const BatchLimits& limits,
+// Before anything is allocated: what the limits need must fit into the memory of the device.
+absl::Status CheckMemory(DeviceType device, const CacheSpec& spec, const BatchLimits& limits,
                          int64_t workspace_bytes) {
   const double kv =
       static_cast<double>(limits.kv_blocks) * static_cast<double>(spec.BytesPerKvBlock());
@@ -255,15 +316,15 @@ absl::Status CheckMemory(const CacheSpec& spec, const BatchLimits& limits,
   const double snapshots =
       static_cast<double>(limits.snapshots) * static_cast<double>(spec.BytesPerSnapshot());
   const double workspace = static_cast<double>(workspace_bytes);
-  const double total =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  ASSIGN_OR_RETURN(const DeviceInfo info, GetDeviceInfo(device));
+  const double total = static_cast<double>(info.total_bytes);
   if (kv + slots + snapshots + workspace <= total) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "the limits need %.3f GB (%.3f for %d KV blocks, %.3f for %d slots, %.3f for %d snapshots, "
-      "%.3f "
-      "for the workspace), this machine has %.3f GB; lower the limits",
+      "%.3f for the workspace), this %s has %.3f GB; lower the limits",
       (kv + slots + snapshots + workspace) * 1e-9, kv * 1e-9, limits.kv_blocks, slots * 1e-9,
-      limits.slots, snapshots * 1e-9, limits.snapshots, workspace * 1e-9, total * 1e-9));
+      limits.slots, snapshots * 1e-9, limits.snapshots, workspace * 1e-9,
+      device == DeviceType::kCpu ? "machine" : "device", total * 1e-9));
 }
 
 }  // namespace
@@ -275,6 +336,7 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
     if (model_ == nullptr || comm_ == nullptr) {
       return absl::FailedPreconditionError("configure: there is no model or no group");
     }
+    RETURN_IF_ERROR(device_status_);
     limits.vocab_size = model_->vocab_size();
     for (const CacheSpec::SlotTensor& t : model_->cache_spec().slot_tensors) {
       limits.stateful = limits.stateful || t.snapshot;
@@ -282,9 +344,9 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
     RETURN_IF_ERROR(limits.Validate());
     int64_t workspace_bytes = 0;
     RETURN_IF_ERROR(SizeWorkspace(limits, &workspace_bytes));
-    RETURN_IF_ERROR(CheckMemory(model_->cache_spec(), limits, workspace_bytes));
+    RETURN_IF_ERROR(CheckMemory(device_, model_->cache_spec(), limits, workspace_bytes));
     if (limits == limits_ && workspace_bytes <= workspace_.capacity()) {
-      arena_.ZeroAll();
+      RETURN_IF_ERROR(arena_.ZeroAll(stream_.get()));
     } else {
       limits_ = BatchLimits();
       arena_ = CacheArena();
@@ -296,6 +358,7 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
       limits_ = limits;
     }
     slots_ = std::make_unique<SlotTable>(limits);
+    ASSIGN_OR_RETURN(sampler_, MakeStepSampler(stream_.get(), limits, counters_));
     broken_ = absl::OkStatus();
     next_step_ = 1;
     digest_ = 0;
@@ -309,12 +372,13 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
 }
 
 absl::Status StepExecutor::SizeWorkspace(const BatchLimits& limits, int64_t* bytes) {
-  Workspace counting;
+  Workspace counting(device_);
   ExecContext ctx = Context(&counting);
   CacheViews caches;
   for (const CacheSpec::KvLayer& layer : model_->cache_spec().kv_layers) {
     const TensorView view(nullptr, model_->cache_spec().kv_dtype,
-                          Shape{limits.kv_blocks, layer.num_kv_heads, kGrid, layer.head_dim});
+                          Shape{limits.kv_blocks, layer.num_kv_heads, kGrid, layer.head_dim},
+                          device_);
     caches.kv_layers.push_back({view, view});
   }
   for (const CacheSpec::SlotTensor& t : model_->cache_spec().slot_tensors) {
@@ -323,19 +387,17 @@ absl::Status StepExecutor::SizeWorkspace(const BatchLimits& limits, int64_t* byt
       slots.push_back(t.shape[i]);
       snapshots.push_back(t.shape[i]);
     }
-    caches.slot_tensors.emplace_back(nullptr, t.dtype, slots);
-    caches.snapshot_tensors.push_back(t.snapshot ? TensorView(nullptr, t.dtype, snapshots)
-                                                 : TensorView());
+    caches.slot_tensors.emplace_back(nullptr, t.dtype, slots, device_);
+    caches.snapshot_tensors.push_back(
+        t.snapshot ? TensorView(nullptr, t.dtype, snapshots, device_) : TensorView());
   }
-  const ForwardBatch batch = BatchBuilder::Largest(limits);
-  const TensorView rows = counting.Take(DType::kF32, {batch.num_logits, limits.vocab_size});
-  RETURN_IF_ERROR(Logits(&ctx, batch, caches, {}, rows));
-  const SamplingState state;
-  std::vector<SampleResult> samples;
-  const size_t max_sampled = static_cast<size_t>(std::min(batch.num_sequences, batch.num_logits));
-  RETURN_IF_ERROR(Sample(&ctx, rows.Rows(0, static_cast<int64_t>(max_sampled)), limits.vocab_size,
-                         std::vector<const SamplingState*>(max_sampled, &state),
-                         std::vector<int64_t>(max_sampled, 0), &samples));
+  const ForwardBatch batch = BatchBuilder::Largest(device_, limits);
+  ASSIGN_OR_RETURN(const auto sampler, MakeStepSampler(stream_.get(), limits, counters_));
+  std::vector<LogitRow> rows(static_cast<size_t>(batch.num_logits));
+  const int64_t sampled = std::min(batch.num_sequences, batch.num_logits);
+  for (int64_t r = 0; r < sampled; ++r) rows[static_cast<size_t>(r)].slot = 0;
+  WholeRows whole;
+  RETURN_IF_ERROR(Compute(&ctx, batch, caches, rows, sampler.get(), 0, &whole));
   *bytes = counting.peak();
   return absl::OkStatus();
 }
@@ -366,7 +428,7 @@ absl::Status StepExecutor::CheckRequest(const StepRequest& request) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<StepResult> StepExecutor::RunStep(const StepRequest& request, bool* refused) {
+absl::Status StepExecutor::LaunchStep(const StepRequest& request, InFlight* step, bool* refused) {
   *refused = true;
   RETURN_IF_ERROR(CheckRequest(request));
   worker::v1::StepPlan plan;
@@ -374,120 +436,127 @@ absl::StatusOr<StepResult> StepExecutor::RunStep(const StepRequest& request, boo
     return absl::InvalidArgumentError(absl::StrCat(
         "step ", request.step_id(), ": ", request.plan().size(), " bytes are no StepPlan"));
   }
-  absl::StatusOr<PlannedStep> step = slots_->Admit(request.step_id(), plan);
-  if (!step.ok()) {
-    return absl::Status(step.status().code(), absl::StrCat("step ", request.step_id(),
-                                                           " refused: ", step.status().message()));
+  absl::StatusOr<PlannedStep> planned = slots_->Admit(request.step_id(), plan);
+  if (!planned.ok()) {
+    return absl::Status(
+        planned.status().code(),
+        absl::StrCat("step ", request.step_id(), " refused: ", planned.status().message()));
   }
   *refused = false;
   next_step_ = request.step_id() + 1;
   digest_ = request.batch_digest();
+  step->plan = *std::move(planned);
+  step->ticket = static_cast<int>(request.step_id() % StepSampler::kTickets);
+  step->result.set_epoch(request.epoch());
+  step->result.set_step_id(request.step_id());
+  step->result.set_batch_digest(digest_);
 
-  StepResult result;
-  result.set_epoch(request.epoch());
-  result.set_step_id(request.step_id());
-  result.set_batch_digest(digest_);
   comm_->BeginStep(request.step_id(), digest_);
-  if (step->sequences.empty()) {
+  ExecContext ctx = Context(&workspace_);
+  if (step->plan.sequences.empty()) {
     // Nothing but releases: the ranks still compare their digests.
-    ExecContext ctx = Context(&workspace_);
     RETURN_IF_ERROR(comm_->Barrier(&ctx));
-  } else {
-    for (const PlannedSequence& sequence : step->sequences) {
-      if (!sequence.begin) continue;
-      if (sequence.restore_snapshot >= 0) {
-        arena_.RestoreSlot(sequence.slot, sequence.restore_snapshot);
-      } else {
-        arena_.ZeroSlot(sequence.slot);
-      }
-    }
-    const ForwardBatch batch = builder_.Build(plan, *step, *slots_, counters_);
-    RETURN_IF_ERROR(Compute(batch, *step, request.step_id(), &result));
+    return stream_->Record(&events_[step->ticket]);
   }
-  last_step_ = request.step_id();
-  return result;
+  RETURN_IF_ERROR(BeginSequences(&ctx, plan, step->plan));
+  ASSIGN_OR_RETURN(
+      const ForwardBatch batch,
+      builder_.Build(stream_.get(), plan, step->plan, *slots_, step->ticket, counters_));
+  Workspace::Scope scope(&workspace_);
+  WholeRows whole;
+  RETURN_IF_ERROR(Compute(&ctx, batch, arena_.views(), LogitRows(step->plan), sampler_.get(),
+                          step->ticket, &whole));
+  for (const PlannedSequence& sequence : step->plan.sequences) {
+    if (sequence.sample) slots_->Samples(sequence.slot, request.step_id());
+  }
+  RETURN_IF_ERROR(stream_->Record(&events_[step->ticket]));
+  return CopyLogits(whole, step);
 }
 
-// rows[i] = whole row order[i] of the batch's logits.
-absl::Status StepExecutor::Logits(ExecContext* ctx, const ForwardBatch& batch,
-                                  const CacheViews& caches, const std::vector<int64_t>& order,
-                                  TensorView rows) {
-  Workspace::Scope scope(ctx->workspace);
+absl::Status StepExecutor::BeginSequences(ExecContext* ctx, const worker::v1::StepPlan& plan,
+                                          const PlannedStep& step) {
+  for (size_t b = 0; b < step.sequences.size(); ++b) {
+    const PlannedSequence& sequence = step.sequences[b];
+    if (!sequence.begin) continue;
+    if (sequence.restore_snapshot >= 0) {
+      RETURN_IF_ERROR(
+          arena_.RestoreSlot(stream_.get(), sequence.slot, sequence.restore_snapshot));
+    } else {
+      RETURN_IF_ERROR(arena_.ZeroSlot(stream_.get(), sequence.slot));
+    }
+    const auto& begin = plan.sequences(static_cast<int>(b)).begin();
+    RETURN_IF_ERROR(sampler_->Begin(ctx, sequence.slot, slots_->params(sequence.slot),
+                                    ToVector(begin.prompt_ids()), ToVector(begin.output_ids())));
+  }
+  return absl::OkStatus();
+}
+
+// From token ids to sampled ones.
+absl::Status StepExecutor::Compute(ExecContext* ctx, const ForwardBatch& batch,
+                                   const CacheViews& caches, const std::vector<LogitRow>& rows,
+                                   StepSampler* sampler, int ticket, WholeRows* whole) {
+  RETURN_IF_ERROR(sampler->Feed(ctx, batch));
   const int64_t local = model_->local_vocab_rows();
   TensorView logits = ctx->workspace->Take(DType::kF32, {batch.num_logits, local});
   TensorView gathered = ctx->workspace->Take(DType::kF32, {comm_->size(), batch.num_logits, local});
   RETURN_IF_ERROR(model_->Forward(ctx, comm_.get(), batch, caches, logits));
-  if (batch.num_logits == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(comm_->AllGather(ctx, logits, gathered));
-  return AssembleLogits(ctx, gathered, order, rows);
+  if (batch.num_logits > 0) RETURN_IF_ERROR(comm_->AllGather(ctx, logits, gathered));
+  return sampler->Launch(ctx, gathered, rows, ticket, whole);
 }
 
-absl::Status StepExecutor::Compute(const ForwardBatch& batch, const PlannedStep& step,
-                                   uint64_t step_id, StepResult* result) {
-  ExecContext ctx = Context(&workspace_);
-  Workspace::Scope scope(&workspace_);
+// For evaluation: logits leave the device only when a sequence asks for them, and only rank 0's.
+absl::Status StepExecutor::CopyLogits(const WholeRows& whole, InFlight* step) {
+  bool wanted = false;
+  for (const PlannedSequence& sequence : step->plan.sequences) wanted |= sequence.return_logits;
+  if (!wanted || comm_->rank() != 0) return absl::OkStatus();
+  RETURN_IF_ERROR(stream_->Synchronize());
   const int64_t vocab = limits_.vocab_size;
-  const RowOrder rows = OrderRows(step);
-  TensorView logits = workspace_.Take(DType::kF32, {batch.num_logits, vocab});
-  RETURN_IF_ERROR(Logits(&ctx, batch, arena_.views(), rows.order, logits));
-
-  std::vector<const SamplingState*> states;
-  std::vector<int64_t> positions;
-  for (const PlannedSequence& sequence : step.sequences) {
-    if (!sequence.sample) continue;
-    states.push_back(&slots_->sampling(sequence.slot));
-    positions.push_back(sequence.start + sequence.num_tokens);
+  const size_t row_bytes = static_cast<size_t>(vocab) * sizeof(float);
+  int64_t row = 0;
+  for (const PlannedSequence& sequence : step->plan.sequences) {
+    std::string bytes;
+    for (int64_t i = 0; i < sequence.num_logits; ++i, ++row) {
+      if (!sequence.return_logits) continue;
+      const int64_t place = whole.places.empty() ? row : whole.places[static_cast<size_t>(row)];
+      bytes.resize(bytes.size() + row_bytes);
+      RETURN_IF_ERROR(CopyBytes(DeviceType::kCpu, bytes.data() + bytes.size() - row_bytes, device_,
+                                whole.rows.Rows(place, 1).data, static_cast<int64_t>(row_bytes)));
+    }
+    step->logits.push_back(std::move(bytes));
   }
-  std::vector<SampleResult> samples;
-  if (rows.num_sampled > 0) {
-    RETURN_IF_ERROR(
-        Sample(&ctx, logits.Rows(0, rows.num_sampled), vocab, states, positions, &samples));
-  }
-  // Digest, and whether there is a NaN, of each row of the batch.
-  std::vector<uint64_t> digests(static_cast<size_t>(batch.num_logits));
-  std::vector<uint8_t> nan(static_cast<size_t>(batch.num_logits));
-  std::vector<int64_t> assembled(static_cast<size_t>(batch.num_logits));
-  pool_->ParallelFor(batch.num_logits, [&](int64_t i) {
-    const size_t row = static_cast<size_t>(rows.order[static_cast<size_t>(i)]);
-    const bool sampled = i < rows.num_sampled;
-    const SampleResult* sample = sampled ? &samples[static_cast<size_t>(i)] : nullptr;
-    assembled[row] = i;
-    digests[row] = sampled ? sample->digest : LogitsDigest(logits.row<float>(i), vocab);
-    nan[row] = sampled ? sample->nan : HasNan(logits.row<float>(i), vocab);
-  });
+  return absl::OkStatus();
+}
 
+absl::Status StepExecutor::CollectStep(InFlight* step) {
+  if (step->plan.sequences.empty()) return absl::OkStatus();
+  std::vector<SampleResult> rows;
+  RETURN_IF_ERROR(sampler_->Collect(step->ticket, &rows));
   uint64_t result_digest = 0;
   size_t row = 0;
-  size_t next_sample = 0;
-  for (const PlannedSequence& sequence : step.sequences) {
+  for (size_t b = 0; b < step->plan.sequences.size(); ++b) {
+    const PlannedSequence& sequence = step->plan.sequences[b];
     SequenceResult out;
     out.set_slot(sequence.slot);
     out.set_generation(sequence.generation);
     out.set_sampled_id(-1);
     for (int64_t i = 0; i < sequence.num_logits; ++i, ++row) {
-      out.add_digests(digests[row]);
-      if (nan[row] != 0) out.set_nan(true);
-      result_digest = Fold64(result_digest, digests[row]);
-      if (sequence.return_logits && comm_->rank() == 0) {
-        out.mutable_logits()->append(
-            reinterpret_cast<const char*>(logits.row<float>(assembled[row])),
-            static_cast<size_t>(vocab) * sizeof(float));
-      }
+      out.add_digests(rows[row].digest);
+      if (rows[row].nan) out.set_nan(true);
+      result_digest = Fold64(result_digest, rows[row].digest);
     }
     if (sequence.sample) {
-      const SampleResult& sample = samples[next_sample++];
-      const int num_logprobs = slots_->sampling(sequence.slot).params().num_logprobs;
+      const SampleResult& sample = rows[row - 1];
       out.set_sampled_id(sample.nan ? -1 : sample.id);
       result_digest = Fold64(result_digest, static_cast<uint32_t>(out.sampled_id()));
-      FillLogprobs(sample, num_logprobs, &out);
-      slots_->Sampled(sequence.slot, step_id, out.sampled_id());
+      FillLogprobs(sample, slots_->params(sequence.slot).num_logprobs, &out);
     }
+    if (!step->logits.empty()) out.set_logits(std::move(step->logits[b]));
     counters_->Add(Traffic::kResultsToHost, 8 * sequence.num_logits + (sequence.sample ? 5 : 0));
     counters_->Add(Traffic::kLogitsToHost, static_cast<int64_t>(out.logits().size()) +
                                                8 * static_cast<int64_t>(out.logprobs_size()));
-    if (comm_->rank() == 0) *result->add_sequences() = std::move(out);
+    if (comm_->rank() == 0) *step->result.add_sequences() = std::move(out);
   }
-  result->set_result_digest(result_digest);
+  step->result.set_result_digest(result_digest);
   return absl::OkStatus();
 }
 

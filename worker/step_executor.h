@@ -1,6 +1,7 @@
 // StepExecutor: the one thread that owns a rank's device: model, caches, workspace and collectives.
 // It runs steps in the order in which they were submitted; a step that does not follow from the
-// ones before is refused before anything of it runs.
+// ones before is refused before anything of it runs. On a GPU up to StepSampler::kTickets steps are
+// queued on the device, so that the next one begins when the last one ends.
 //
 // Life: SetModel; then per epoch SetComm, Configure, Submit..., EndEpoch. After the first failed
 // step of an epoch every later one fails with the same status. All methods are thread safe;
@@ -14,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -22,12 +24,14 @@
 #include "absl/time/time.h"
 #include "kernels/comm/comm_group.h"
 #include "kernels/runtime/counters.h"
+#include "kernels/runtime/device_stream.h"
 #include "kernels/runtime/exec_context.h"
 #include "models/model.h"
 #include "proto/step.pb.h"
 #include "worker/batch_builder.h"
 #include "worker/cache_arena.h"
 #include "worker/slot_table.h"
+#include "worker/step_sampler.h"
 
 namespace lockstep {
 
@@ -82,15 +86,35 @@ class StepExecutor {
     absl::Time queued;
   };
 
+  // A step whose work is queued on the device.
+  struct InFlight {
+    PlannedStep plan;
+    int ticket = 0;
+    worker::v1::StepResult result;
+    std::vector<std::string> logits;  // per sequence, when asked for
+    Done done;
+    absl::Time queued;
+    absl::Time launched;
+  };
+
   void Loop();
+  absl::Status OpenDevice();
   void RunJob(Job job);
-  absl::StatusOr<worker::v1::StepResult> RunStep(const worker::v1::StepRequest& request,
-                                                 bool* refused);
+  void Fail(const absl::Status& status);
+  // Guarded by mu_.
+  void SetBusy(bool busy);
+  // Hands the result of the oldest step in flight out. False when it has not ended and `wait` is
+  // false.
+  bool CollectOldest(bool wait);
+  absl::Status LaunchStep(const worker::v1::StepRequest& request, InFlight* step, bool* refused);
+  absl::Status CollectStep(InFlight* step);
   absl::Status CheckRequest(const worker::v1::StepRequest& request) const;
-  absl::Status Compute(const ForwardBatch& batch, const PlannedStep& step, uint64_t step_id,
-                       worker::v1::StepResult* result);
-  absl::Status Logits(ExecContext* ctx, const ForwardBatch& batch, const CacheViews& caches,
-                      const std::vector<int64_t>& order, TensorView rows);
+  absl::Status BeginSequences(ExecContext* ctx, const worker::v1::StepPlan& plan,
+                              const PlannedStep& step);
+  absl::Status Compute(ExecContext* ctx, const ForwardBatch& batch, const CacheViews& caches,
+                       const std::vector<LogitRow>& rows, StepSampler* sampler, int ticket,
+                       WholeRows* whole);
+  absl::Status CopyLogits(const WholeRows& whole, InFlight* step);
   absl::Status SizeWorkspace(const BatchLimits& limits, int64_t* bytes);
   // Runs on the executor thread; waits.
   void RunAndWait(const std::function<void()>& fn);
@@ -102,12 +126,18 @@ class StepExecutor {
   // Of the executor thread.
   std::unique_ptr<Model> model_;
   std::unique_ptr<ThreadPool> pool_;
+  absl::Status device_status_;  // of opening the device
+  std::unique_ptr<DeviceStream> stream_;
+  DeviceEvent events_[StepSampler::kTickets];
   std::shared_ptr<CommGroup> comm_;
   BatchLimits limits_;
   CacheArena arena_;
   BatchBuilder builder_;
   Workspace workspace_;
   std::unique_ptr<SlotTable> slots_;  // null: not configured for this epoch
+  std::unique_ptr<StepSampler> sampler_;
+  std::deque<InFlight> in_flight_;  // oldest first
+  absl::Time last_collected_ = absl::InfinitePast();
   absl::Status broken_;
   uint64_t next_step_ = 1;
   uint64_t digest_ = 0;
@@ -120,11 +150,15 @@ class StepExecutor {
   std::atomic<int64_t> idle_waits_{0};
   std::atomic<int64_t> running_since_{0};  // nanoseconds since the epoch of time; 0: no step runs
 
+  // What the executor thread looks at without mu_ while steps are in flight.
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> has_function_{false};  // the queue begins with one
+
   mutable std::mutex mu_;
   std::condition_variable wake_;
   std::condition_variable idle_;
   std::deque<Job> queue_;     // guarded by mu_
-  bool busy_ = false;         // guarded by mu_: a job runs
+  bool busy_ = false;         // guarded by mu_: a job runs, or steps are in flight
   bool stream_open_ = false;  // guarded by mu_
   bool stop_ = false;         // guarded by mu_
   std::thread thread_;

@@ -17,6 +17,7 @@
 #include "kernels/comm/comm_self_test.h"
 #include "kernels/comm/solo_comm_group.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/device_stream.h"
 #include "worker/probe_linear.h"
 
 namespace lockstep {
@@ -138,13 +139,16 @@ pb::GetInfoResponse Worker::GetInfo() {
   std::lock_guard<std::mutex> lock(mu_);
   *response.mutable_identity() = IdentityLocked();
   response.set_state(StateLocked());
-  response.set_device("cpu");
-  response.set_device_name("host CPU");
-  response.set_isa(Name(GetCpuIsa()));
+  const bool cuda = options_.device == DeviceType::kCuda;
+  response.set_device(cuda ? absl::StrCat("cuda:", options_.device_ordinal) : "cpu");
+  // A device that fails has no numbers to give; its state tells.
+  if (const absl::StatusOr<DeviceInfo> info = GetDeviceInfo(options_.device); info.ok()) {
+    response.set_device_name(info->name);
+    response.set_isa(cuda ? absl::StrCat("sm_", info->capability) : Name(GetCpuIsa()));
+    response.set_total_bytes(info->total_bytes);
+    response.set_free_bytes(info->free_bytes);
+  }
   response.set_threads(threads_);
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  response.set_total_bytes(sysconf(_SC_PHYS_PAGES) * page);
-  response.set_free_bytes(sysconf(_SC_AVPHYS_PAGES) * page);
   response.set_version(kVersion);
   return response;
 }

@@ -20,6 +20,7 @@
 #include "kernels/base/log.h"
 #include "kernels/base/version.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/device_stream.h"
 #include "worker/model_loader.h"
 #include "worker/worker.h"
 #include "worker/worker_service.h"
@@ -50,8 +51,7 @@ void AddFlags(CLI::App* app, Flags* flags) {
                   "Threads to compute with; 0: the hardware's, divided by the ranks of the model")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  app->add_option("--device", flags->device, "Device to compute on")
-      ->check(CLI::IsMember({"cpu"}))
+  app->add_option("--device", flags->device, "Device to compute on: cpu, cuda (the first) or cuda:N")
       ->capture_default_str();
   app->add_option("--address-file", flags->address_file,
                   "File that gets the address once the worker listens");
@@ -109,8 +109,26 @@ void ServeUntilStopped(Worker* worker, grpc::Server* server) {
   server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
 }
 
+// "cpu", "cuda", "cuda:3".
+bool ParseDevice(const std::string& text, DeviceType* device, int* ordinal) {
+  *ordinal = 0;
+  *device = text == "cpu" ? DeviceType::kCpu : DeviceType::kCuda;
+  if (text == "cpu" || text == "cuda") return true;
+  return absl::StartsWith(text, "cuda:") && absl::SimpleAtoi(text.substr(5), ordinal) &&
+         *ordinal >= 0;
+}
+
 int Serve(const Flags& flags) {
   WorkerOptions options;
+  if (!ParseDevice(flags.device, &options.device, &options.device_ordinal)) {
+    LogError("--device ", flags.device, " is none of cpu, cuda, cuda:N");
+    return kExitUsage;
+  }
+  const absl::Status selected = SelectDevice(options.device, options.device_ordinal);
+  if (!selected.ok()) {
+    LogError("--device ", flags.device, ": ", selected.message());
+    return 1;
+  }
   char host[256] = "localhost";
   gethostname(host, sizeof(host) - 1);
   options.worker_id = absl::StrCat(host, "/", flags.device, "/", flags.listen);
@@ -141,7 +159,11 @@ int Serve(const Flags& flags) {
     LogError("cannot write --address-file ", flags.address_file);
     return 1;
   }
-  LogInfo("lockstep_worker ", kVersion, " on ", flags.device, " (", Name(GetCpuIsa()),
+  const absl::StatusOr<DeviceInfo> device = GetDeviceInfo(options.device);
+  LogInfo("lockstep_worker ", kVersion, " on ", flags.device, " (",
+          options.device == DeviceType::kCpu ? Name(GetCpuIsa())
+          : device.ok()                      ? device->name
+                                             : device.status().ToString(),
           ") listens on ", address);
   ServeUntilStopped(&worker, server.get());
   return 0;

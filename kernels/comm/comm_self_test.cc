@@ -7,6 +7,8 @@
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/tree_sum.h"
+#include "kernels/runtime/device_memory.h"
+#include "kernels/runtime/device_stream.h"
 
 namespace lockstep {
 namespace {
@@ -32,6 +34,15 @@ absl::StatusOr<uint64_t> Compare(const char* what, const std::vector<float>& fou
   return HashBytes(absl::string_view(reinterpret_cast<const char*>(found.data()), bytes));
 }
 
+// What the device holds once the work queued so far has ended.
+absl::StatusOr<std::vector<float>> ReadBack(ExecContext* ctx, ConstTensorView view) {
+  std::vector<float> values(static_cast<size_t>(view.shape.num_elements()));
+  RETURN_IF_ERROR(SynchronizeStream(ctx->device, ctx->stream));
+  RETURN_IF_ERROR(
+      CopyBytes(DeviceType::kCpu, values.data(), ctx->device, view.data, view.bytes()));
+  return values;
+}
+
 }  // namespace
 
 absl::StatusOr<uint64_t> RunCommSelfTest(ExecContext* ctx, CommGroup* comm) {
@@ -50,15 +61,18 @@ absl::StatusOr<uint64_t> RunCommSelfTest(ExecContext* ctx, CommGroup* comm) {
   TreeSum(nullptr, parts, kElements, expected.data());
 
   comm->BeginStep(0, comm->epoch());
-  std::vector<float> sum = patterns[static_cast<size_t>(comm->rank())];
-  RETURN_IF_ERROR(comm->AllReduce(ctx, TensorView(sum.data(), DType::kF32, Shape{kElements})));
+  const std::vector<float>& mine = patterns[static_cast<size_t>(comm->rank())];
+  Workspace::Scope scope(ctx->workspace);
+  TensorView data = ctx->workspace->Take(DType::kF32, Shape{kElements});
+  RETURN_IF_ERROR(CopyBytes(ctx->device, data.data, DeviceType::kCpu, mine.data(), data.bytes()));
+  RETURN_IF_ERROR(comm->AllReduce(ctx, data));
+  ASSIGN_OR_RETURN(const std::vector<float> sum, ReadBack(ctx, data));
   ASSIGN_OR_RETURN(const uint64_t sum_digest, Compare("all_reduce", sum, expected));
 
-  std::vector<float> gathered(all.size());
-  const std::vector<float>& mine = patterns[static_cast<size_t>(comm->rank())];
-  RETURN_IF_ERROR(
-      comm->AllGather(ctx, ConstTensorView(mine.data(), DType::kF32, Shape{kElements}),
-                      TensorView(gathered.data(), DType::kF32, Shape{comm->size(), kElements})));
+  RETURN_IF_ERROR(CopyBytes(ctx->device, data.data, DeviceType::kCpu, mine.data(), data.bytes()));
+  TensorView out = ctx->workspace->Take(DType::kF32, Shape{comm->size(), kElements});
+  RETURN_IF_ERROR(comm->AllGather(ctx, data, out));
+  ASSIGN_OR_RETURN(const std::vector<float> gathered, ReadBack(ctx, out));
   ASSIGN_OR_RETURN(const uint64_t gather_digest, Compare("all_gather", gathered, all));
   RETURN_IF_ERROR(comm->Barrier(ctx));
   return Fold64(sum_digest, gather_digest);

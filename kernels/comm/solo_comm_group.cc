@@ -1,9 +1,8 @@
 #include "kernels/comm/solo_comm_group.h"
 
-#include <cstring>
-
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/collective_checks.h"
+#include "kernels/runtime/device_stream.h"
 
 namespace lockstep {
 
@@ -23,10 +22,8 @@ absl::Status SoloCommGroup::AllReduce(ExecContext* ctx, TensorView data) {
 absl::Status SoloCommGroup::AllGather(ExecContext* ctx, ConstTensorView local, TensorView out) {
   RETURN_IF_ERROR(CheckAllGather(local, out, 1));
   RETURN_IF_ERROR(Begin(ctx));
-  if (!ctx->dry_run() && local.bytes() > 0) {
-    std::memmove(out.data, local.data, static_cast<size_t>(local.bytes()));
-  }
-  return absl::OkStatus();
+  if (ctx->dry_run()) return absl::OkStatus();
+  return CopyOnDevice(ctx->device, ctx->stream, out.data, local.data, local.bytes());
 }
 
 absl::Status SoloCommGroup::Barrier(ExecContext* ctx) { return Begin(ctx); }

@@ -3,21 +3,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/runtime/cuda_status.h"
 #include "kernels/runtime/device_memory.h"
 
 namespace lockstep {
 namespace cuda_memory {
-namespace {
-
-absl::Status ToStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("cuda: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
-}
-
-}  // namespace
-
 absl::StatusOr<void*> Allocate(int64_t bytes) {
+  RETURN_IF_CUDA_UNBOUND();
   const size_t size = static_cast<size_t>(bytes == 0 ? 64 : bytes);
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, size);
@@ -26,7 +18,7 @@ absl::StatusOr<void*> Allocate(int64_t bytes) {
                                                      " bytes: ", cudaGetErrorString(error),
                                                      "; lower the limits or free memory"));
   }
-  const absl::Status zeroed = ToStatus(cudaMemset(data, 0, size), "cudaMemset");
+  const absl::Status zeroed = CudaStatus(cudaMemset(data, 0, size), "cudaMemset");
   if (!zeroed.ok()) {
     cudaFree(data);
     return zeroed;
@@ -34,15 +26,17 @@ absl::StatusOr<void*> Allocate(int64_t bytes) {
   return data;
 }
 
-void Free(void* data) { CHECK_OK(ToStatus(cudaFree(data), "cudaFree")); }
+void Free(void* data) { CHECK_OK(CudaStatus(cudaFree(data), "cudaFree")); }
 
 absl::Status Copy(void* to, const void* from, int64_t bytes) {
-  return ToStatus(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault),
+  RETURN_IF_CUDA_UNBOUND();
+  return CudaStatus(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault),
                   "cudaMemcpy");
 }
 
 absl::Status Synchronize() {
-  return ToStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  RETURN_IF_CUDA_UNBOUND();
+  return CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
 }  // namespace cuda_memory

@@ -8,6 +8,7 @@ namespace lockstep {
 absl::Status Workspace::Allocate(DeviceType device, int64_t bytes) {
   CHECK_EQ(used_, 0) << "workspace is in use ";
   ASSIGN_OR_RETURN(buffer_, DeviceBuffer::Allocate(device, std::max<int64_t>(bytes, 64)));
+  device_ = device;
   return absl::OkStatus();
 }
 
@@ -22,7 +23,7 @@ TensorView Workspace::Take(DType dtype, Shape shape) {
   }
   used_ += bytes;
   peak_ = std::max(peak_, used_);
-  return TensorView(data, dtype, shape, buffer_.device());
+  return TensorView(data, dtype, shape, device_);
 }
 
 }  // namespace lockstep

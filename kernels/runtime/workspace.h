@@ -17,8 +17,8 @@ namespace lockstep {
 
 class Workspace {
  public:
-  // Counting: Take gives views with a null pointer and peak() grows.
-  Workspace() = default;
+  // Counting: Take gives views of that device with a null pointer, and peak() grows.
+  explicit Workspace(DeviceType device = DeviceType::kCpu) : device_(device) {}
 
   // Owns `bytes` on `device` from now on; afterwards Take gives memory and CHECKs that it fits.
   absl::Status Allocate(DeviceType device, int64_t bytes);
@@ -44,6 +44,7 @@ class Workspace {
   };
 
  private:
+  DeviceType device_;
   DeviceBuffer buffer_;
   int64_t used_ = 0;
   int64_t peak_ = 0;

@@ -2,10 +2,12 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/runtime/device_memory.h"
 
 namespace lockstep {
 
@@ -57,14 +59,15 @@ double RopeFrequency(const RopeConfig& c, int64_t i) {
 
 absl::StatusOr<std::shared_ptr<const RopeTable>> RopeTable::Make(DeviceType device,
                                                                  const RopeConfig& config) {
-  if (device != DeviceType::kCpu) {
-    return absl::UnimplementedError("rope: this build makes the table on the cpu only");
-  }
   auto table = std::make_shared<RopeTable>();
   table->size_ = config.rotary_dim / 2;
   ASSIGN_OR_RETURN(table->buffer_, DeviceBuffer::Allocate(device, table->size_ * 4));
-  float* f = static_cast<float*>(table->buffer_.data());
-  for (int64_t i = 0; i < table->size_; ++i) f[i] = static_cast<float>(RopeFrequency(config, i));
+  std::vector<float> f;
+  for (int64_t i = 0; i < table->size_; ++i) {
+    f.push_back(static_cast<float>(RopeFrequency(config, i)));
+  }
+  RETURN_IF_ERROR(CopyBytes(device, table->buffer_.data(), DeviceType::kCpu, f.data(),
+                            table->size_ * 4));
   return std::shared_ptr<const RopeTable>(std::move(table));
 }
 

@@ -185,6 +185,7 @@ void AddEval(CLI::App* app, int* exit_code) {
   golden->add_option("--tp,--tensor-parallel-size", flags->workers.count, "Workers")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  AddDeviceFlag(golden, &flags->workers);
   golden->add_option("--activations", flags->activations, "Dtype of activations")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();

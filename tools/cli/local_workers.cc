@@ -10,6 +10,9 @@
 #include <thread>
 #include <utility>
 
+#include "CLI/Config.hpp"
+#include "CLI/Formatter.hpp"
+#include "CLI/Validators.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
@@ -39,7 +42,23 @@ int ThreadsPerWorker(const LocalWorkersOptions& options) {
   return std::max(1, cores / options.count);
 }
 
+std::string DeviceOf(const std::string& device, int rank) {
+  return device == "cuda" ? absl::StrCat("cuda:", rank) : device;
+}
+
 }  // namespace
+
+void AddDeviceFlag(CLI::App* verb, LocalWorkersOptions* options) {
+  verb->add_option("--device", options->device,
+                   "Where the workers compute: cpu; cuda (rank r on GPU r); cuda:N (all on GPU N)")
+      ->check([](const std::string& text) {
+        const bool ordinal = text.size() > 5 && text.compare(0, 5, "cuda:") == 0 &&
+                             text.find_first_not_of("0123456789", 5) == std::string::npos;
+        if (text == "cpu" || text == "cuda" || ordinal) return std::string();
+        return absl::StrCat(text, " is none of cpu, cuda, cuda:N");
+      })
+      ->capture_default_str();
+}
 
 absl::StatusOr<std::string> FindWorkerBinary() {
   const std::string folder = ExecutableFolder();
@@ -68,6 +87,7 @@ absl::StatusOr<std::unique_ptr<LocalWorkers>> LocalWorkers::Start(
     ASSIGN_OR_RETURN(ChildProcess process,
                      ChildProcess::Start({binary, "--listen", "127.0.0.1:0", "--address-file",
                                           AddressFile(workers->folder_, rank), "--parent-death",
+                                          "--device", DeviceOf(options.device, rank),
                                           "--threads", absl::StrCat(ThreadsPerWorker(options)),
                                           "--log-level", options.log_level},
                                          child));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "CLI/App.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -21,9 +22,14 @@ absl::StatusOr<std::string> FindWorkerBinary();
 struct LocalWorkersOptions {
   std::string binary;  // empty: FindWorkerBinary
   int count = 1;
+  // "cpu"; "cuda": rank r on GPU r; "cuda:N": every rank on GPU N.
+  std::string device = "cpu";
   int threads = 0;  // per worker; 0: cores / count, at least 1
   std::string log_level = "info";
 };
+
+// The --device flag of the verbs that start workers.
+void AddDeviceFlag(CLI::App* verb, LocalWorkersOptions* options);
 
 class LocalWorkers {
  public:

@@ -56,6 +56,7 @@ void AddServe(CLI::App* app, int* exit_code) {
                    "Workers to cut the model over: 1, 2, 4, ... as the model allows")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  AddDeviceFlag(verb, &flags->workers);
   verb->add_option("--worker-threads", flags->workers.threads,
                    "Threads of each worker. Default: cores / tp")
       ->check(CLI::Range(0, 1024));

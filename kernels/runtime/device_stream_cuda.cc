@@ -1,0 +1,158 @@
+// The CUDA side of device_stream.h; compiled under --config=cuda only.
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/runtime/cuda_status.h"
+#include "kernels/runtime/device_stream.h"
+
+namespace lockstep {
+
+namespace {
+std::atomic<int> selected_device{0};
+}  // namespace
+
+absl::Status BindCudaThread() {
+  // The vendor keeps the current device per thread.
+  static thread_local int bound = -1;
+  const int wanted = selected_device.load(std::memory_order_acquire);
+  if (bound == wanted) return absl::OkStatus();
+  const absl::Status status = CudaStatus(cudaSetDevice(wanted), "cudaSetDevice");
+  if (status.ok()) bound = wanted;
+  return status;
+}
+
+namespace cuda_stream {
+namespace {
+
+cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t Event(void* event) { return static_cast<cudaEvent_t>(event); }
+
+}  // namespace
+
+absl::Status Select(int ordinal) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    return absl::NotFoundError(absl::StrCat("cuda:", ordinal, ": no CUDA device can be used (",
+                                            cudaGetErrorString(error),
+                                            "); check the driver with nvidia-smi, or use the cpu"));
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::NotFoundError(absl::StrCat("cuda:", ordinal, " does not exist; this machine has ",
+                                            count, ": cuda:0 to cuda:", count - 1));
+  }
+  selected_device.store(ordinal, std::memory_order_release);
+  return BindCudaThread();
+}
+
+absl::StatusOr<DeviceInfo> Info() {
+  RETURN_IF_CUDA_UNBOUND();
+  DeviceInfo info;
+  cudaDeviceProp properties;
+  absl::Status status =
+      CudaStatus(cudaGetDeviceProperties(&properties, selected_device), "cudaGetDeviceProperties");
+  if (!status.ok()) return status;
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  status = CudaStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+  if (!status.ok()) return status;
+  info.name = properties.name;
+  info.capability = properties.major * 10 + properties.minor;
+  info.total_bytes = static_cast<int64_t>(total_bytes);
+  info.free_bytes = static_cast<int64_t>(free_bytes);
+  return info;
+}
+
+absl::StatusOr<void*> AllocateHost(int64_t bytes) {
+  RETURN_IF_CUDA_UNBOUND();
+  const size_t size = static_cast<size_t>(bytes == 0 ? 64 : bytes);
+  void* data = nullptr;
+  const cudaError_t error = cudaHostAlloc(&data, size, cudaHostAllocPortable);
+  if (error != cudaSuccess) {
+    return absl::ResourceExhaustedError(absl::StrCat("no page-locked host memory for ", bytes,
+                                                     " bytes: ", cudaGetErrorString(error)));
+  }
+  std::memset(data, 0, size);
+  return data;
+}
+
+void FreeHost(void* data) { CHECK_OK(CudaStatus(cudaFreeHost(data), "cudaFreeHost")); }
+
+absl::StatusOr<void*> CreateEvent() {
+  RETURN_IF_CUDA_UNBOUND();
+  cudaEvent_t event = nullptr;
+  const absl::Status status =
+      CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  if (!status.ok()) return status;
+  return static_cast<void*>(event);
+}
+
+// The three below may meet a device that has failed; there is nothing left to do about it then.
+void DestroyEvent(void* event) { (void)cudaEventDestroy(Event(event)); }
+void DestroyStream(void* stream) { (void)cudaStreamDestroy(Stream(stream)); }
+void DestroyGraph(void* exec) { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(exec)); }
+
+absl::StatusOr<bool> EventDone(void* event) {
+  const cudaError_t error = cudaEventQuery(Event(event));
+  if (error == cudaErrorNotReady) return false;
+  const absl::Status status = CudaStatus(error, "a step on the device");
+  if (!status.ok()) return status;
+  return true;
+}
+
+absl::StatusOr<void*> CreateStream() {
+  RETURN_IF_CUDA_UNBOUND();
+  cudaStream_t stream = nullptr;
+  const absl::Status status = CudaStatus(
+      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  if (!status.ok()) return status;
+  return static_cast<void*>(stream);
+}
+
+absl::Status Copy(void* stream, void* to, const void* from, int64_t bytes) {
+  return CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
+                                    Stream(stream)),
+                    "cudaMemcpyAsync");
+}
+
+absl::Status Zero(void* stream, void* data, int64_t bytes) {
+  return CudaStatus(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), Stream(stream)),
+                    "cudaMemsetAsync");
+}
+
+absl::Status Record(void* stream, void* event) {
+  return CudaStatus(cudaEventRecord(Event(event), Stream(stream)), "cudaEventRecord");
+}
+
+absl::Status Synchronize(void* stream) {
+  return CudaStatus(cudaStreamSynchronize(Stream(stream)), "cudaStreamSynchronize");
+}
+
+absl::Status BeginCapture(void* stream) {
+  return CudaStatus(cudaStreamBeginCapture(Stream(stream), cudaStreamCaptureModeThreadLocal),
+                    "cudaStreamBeginCapture");
+}
+
+absl::StatusOr<void*> EndCapture(void* stream) {
+  cudaGraph_t graph = nullptr;
+  absl::Status status =
+      CudaStatus(cudaStreamEndCapture(Stream(stream), &graph), "cudaStreamEndCapture");
+  if (!status.ok()) return status;
+  cudaGraphExec_t exec = nullptr;
+  status = CudaStatus(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  (void)cudaGraphDestroy(graph);
+  if (!status.ok()) return status;
+  return static_cast<void*>(exec);
+}
+
+absl::Status LaunchGraph(void* stream, void* exec) {
+  return CudaStatus(cudaGraphLaunch(static_cast<cudaGraphExec_t>(exec), Stream(stream)),
+                    "cudaGraphLaunch");
+}
+
+}  // namespace cuda_stream
+}  // namespace lockstep
