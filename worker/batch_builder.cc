@@ -63,7 +63,8 @@ absl::StatusOr<BatchBuilder> BatchBuilder::Create(DeviceType device, const Batch
 
 ForwardBatch BatchBuilder::Largest(DeviceType device, const BatchLimits& limits) {
   ForwardBatch batch;
-  Layout(device, nullptr, LargestStep(limits), std::min(limits.max_sequences, limits.max_tokens), &batch);
+  Layout(device, nullptr, LargestStep(limits), std::min(limits.max_sequences, limits.max_tokens),
+         &batch);
   return batch;
 }
 
@@ -74,8 +75,8 @@ absl::StatusOr<ForwardBatch> BatchBuilder::Build(DeviceStream* stream,
   const int64_t num_sequences = static_cast<int64_t>(step.sequences.size());
   HostBuffer& staging = staging_[ticket];
   ForwardBatch batch;  // on the host
-  const int64_t words = Layout(DeviceType::kCpu, static_cast<int32_t*>(staging.data()), step,
-                               num_sequences, &batch);
+  const int64_t words =
+      Layout(DeviceType::kCpu, static_cast<int32_t*>(staging.data()), step, num_sequences, &batch);
   CHECK_LE(words * 4, staging.bytes());
   int32_t* tokens = Words(batch.tokens);
   int32_t* positions = Words(batch.positions);

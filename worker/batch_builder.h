@@ -1,5 +1,5 @@
-// BatchBuilder: turns a checked plan into a ForwardBatch over one contiguous buffer: one copy to the
-// device per step. One thread.
+// BatchBuilder: turns a checked plan into a ForwardBatch over one contiguous buffer: one copy to
+// the device per step. One thread.
 #pragma once
 
 #include <cstdint>

@@ -136,8 +136,7 @@ void StepExecutor::RunJob(Job job) {
   step.done = std::move(job.done);
   if (in_flight_.empty()) running_since_ = absl::ToUnixNanos(step.launched);
   bool refused = false;
-  const absl::Status launched =
-      broken_.ok() ? LaunchStep(job.request, &step, &refused) : broken_;
+  const absl::Status launched = broken_.ok() ? LaunchStep(job.request, &step, &refused) : broken_;
   if (refused) refused_steps_.fetch_add(1);
   if (launched.ok()) {
     in_flight_.push_back(std::move(step));
@@ -388,8 +387,8 @@ absl::Status StepExecutor::SizeWorkspace(const BatchLimits& limits, int64_t* byt
       snapshots.push_back(t.shape[i]);
     }
     caches.slot_tensors.emplace_back(nullptr, t.dtype, slots, device_);
-    caches.snapshot_tensors.push_back(
-        t.snapshot ? TensorView(nullptr, t.dtype, snapshots, device_) : TensorView());
+    caches.snapshot_tensors.push_back(t.snapshot ? TensorView(nullptr, t.dtype, snapshots, device_)
+                                                 : TensorView());
   }
   const ForwardBatch batch = BatchBuilder::Largest(device_, limits);
   ASSIGN_OR_RETURN(const auto sampler, MakeStepSampler(stream_.get(), limits, counters_));
@@ -459,9 +458,8 @@ absl::Status StepExecutor::LaunchStep(const StepRequest& request, InFlight* step
     return stream_->Record(&events_[step->ticket]);
   }
   RETURN_IF_ERROR(BeginSequences(&ctx, plan, step->plan));
-  ASSIGN_OR_RETURN(
-      const ForwardBatch batch,
-      builder_.Build(stream_.get(), plan, step->plan, *slots_, step->ticket, counters_));
+  ASSIGN_OR_RETURN(const ForwardBatch batch, builder_.Build(stream_.get(), plan, step->plan,
+                                                            *slots_, step->ticket, counters_));
   Workspace::Scope scope(&workspace_);
   WholeRows whole;
   RETURN_IF_ERROR(Compute(&ctx, batch, arena_.views(), LogitRows(step->plan), sampler_.get(),
@@ -479,8 +477,7 @@ absl::Status StepExecutor::BeginSequences(ExecContext* ctx, const worker::v1::St
     const PlannedSequence& sequence = step.sequences[b];
     if (!sequence.begin) continue;
     if (sequence.restore_snapshot >= 0) {
-      RETURN_IF_ERROR(
-          arena_.RestoreSlot(stream_.get(), sequence.slot, sequence.restore_snapshot));
+      RETURN_IF_ERROR(arena_.RestoreSlot(stream_.get(), sequence.slot, sequence.restore_snapshot));
     } else {
       RETURN_IF_ERROR(arena_.ZeroSlot(stream_.get(), sequence.slot));
     }

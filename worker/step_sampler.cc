@@ -5,8 +5,7 @@
 namespace lockstep {
 
 absl::StatusOr<std::unique_ptr<StepSampler>> MakeStepSampler(DeviceStream* stream,
-                                                             const BatchLimits& limits,
-                                                             Counters*) {
+                                                             const BatchLimits& limits, Counters*) {
   if (stream->device() == DeviceType::kCpu) return MakeHostSampler(limits);
   return absl::UnimplementedError("sampling: no arm of this build runs on cuda");
 }

@@ -30,7 +30,7 @@ struct WorkerOptions {
   std::string worker_id = "worker";
   DeviceType device = DeviceType::kCpu;
   int device_ordinal = 0;  // already selected (SelectDevice)
-  int threads = 0;  // 0: max(1, hardware threads / world), decided at LoadModel
+  int threads = 0;         // 0: max(1, hardware threads / world), decided at LoadModel
   ProcessCommOptions comm;
   ModelLoader loader;
 };

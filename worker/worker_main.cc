@@ -51,7 +51,8 @@ void AddFlags(CLI::App* app, Flags* flags) {
                   "Threads to compute with; 0: the hardware's, divided by the ranks of the model")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  app->add_option("--device", flags->device, "Device to compute on: cpu, cuda (the first) or cuda:N")
+  app->add_option("--device", flags->device,
+                  "Device to compute on: cpu, cuda (the first) or cuda:N")
       ->capture_default_str();
   app->add_option("--address-file", flags->address_file,
                   "File that gets the address once the worker listens");

@@ -38,8 +38,7 @@ absl::StatusOr<uint64_t> Compare(const char* what, const std::vector<float>& fou
 absl::StatusOr<std::vector<float>> ReadBack(ExecContext* ctx, ConstTensorView view) {
   std::vector<float> values(static_cast<size_t>(view.shape.num_elements()));
   RETURN_IF_ERROR(SynchronizeStream(ctx->device, ctx->stream));
-  RETURN_IF_ERROR(
-      CopyBytes(DeviceType::kCpu, values.data(), ctx->device, view.data, view.bytes()));
+  RETURN_IF_ERROR(CopyBytes(DeviceType::kCpu, values.data(), ctx->device, view.data, view.bytes()));
   return values;
 }
 

@@ -18,10 +18,10 @@ inline absl::Status CudaStatus(cudaError_t error, const char* what) {
 // selected.
 absl::Status BindCudaThread();
 
-#define RETURN_IF_CUDA_UNBOUND()                     \
-  do {                                               \
-    const absl::Status bound_ = BindCudaThread();    \
-    if (!bound_.ok()) return bound_;                 \
+#define RETURN_IF_CUDA_UNBOUND()                  \
+  do {                                            \
+    const absl::Status bound_ = BindCudaThread(); \
+    if (!bound_.ok()) return bound_;              \
   } while (0)
 
 }  // namespace lockstep

@@ -31,7 +31,7 @@ void Free(void* data) { CHECK_OK(CudaStatus(cudaFree(data), "cudaFree")); }
 absl::Status Copy(void* to, const void* from, int64_t bytes) {
   RETURN_IF_CUDA_UNBOUND();
   return CudaStatus(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault),
-                  "cudaMemcpy");
+                    "cudaMemcpy");
 }
 
 absl::Status Synchronize() {

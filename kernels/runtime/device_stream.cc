@@ -169,9 +169,7 @@ absl::Status DeviceStream::Record(DeviceEvent* event) {
   return cuda_stream::Record(stream_, event->event_);
 }
 
-absl::Status DeviceStream::Synchronize() {
-  return SynchronizeStream(device_, stream_);
-}
+absl::Status DeviceStream::Synchronize() { return SynchronizeStream(device_, stream_); }
 
 absl::Status DeviceStream::BeginCapture() {
   if (device_ == DeviceType::kCuda) return cuda_stream::BeginCapture(stream_);

@@ -18,10 +18,10 @@ namespace lockstep {
 
 // A device of this machine.
 struct DeviceInfo {
-  std::string name;        // "NVIDIA H200"
+  std::string name;  // "NVIDIA H200"
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;
-  int capability = 0;      // 90 for sm_90; 0 for a CPU
+  int capability = 0;  // 90 for sm_90; 0 for a CPU
 };
 
 // The device that this process computes on: a process serves one rank, hence one device. Called

@@ -107,16 +107,16 @@ absl::StatusOr<bool> EventDone(void* event) {
 absl::StatusOr<void*> CreateStream() {
   RETURN_IF_CUDA_UNBOUND();
   cudaStream_t stream = nullptr;
-  const absl::Status status = CudaStatus(
-      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  const absl::Status status = CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                                         "cudaStreamCreateWithFlags");
   if (!status.ok()) return status;
   return static_cast<void*>(stream);
 }
 
 absl::Status Copy(void* stream, void* to, const void* from, int64_t bytes) {
-  return CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
-                                    Stream(stream)),
-                    "cudaMemcpyAsync");
+  return CudaStatus(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, Stream(stream)),
+      "cudaMemcpyAsync");
 }
 
 absl::Status Zero(void* stream, void* data, int64_t bytes) {

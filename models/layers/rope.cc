@@ -66,8 +66,8 @@ absl::StatusOr<std::shared_ptr<const RopeTable>> RopeTable::Make(DeviceType devi
   for (int64_t i = 0; i < table->size_; ++i) {
     f.push_back(static_cast<float>(RopeFrequency(config, i)));
   }
-  RETURN_IF_ERROR(CopyBytes(device, table->buffer_.data(), DeviceType::kCpu, f.data(),
-                            table->size_ * 4));
+  RETURN_IF_ERROR(
+      CopyBytes(device, table->buffer_.data(), DeviceType::kCpu, f.data(), table->size_ * 4));
   return std::shared_ptr<const RopeTable>(std::move(table));
 }
 

@@ -87,9 +87,9 @@ absl::StatusOr<std::unique_ptr<LocalWorkers>> LocalWorkers::Start(
     ASSIGN_OR_RETURN(ChildProcess process,
                      ChildProcess::Start({binary, "--listen", "127.0.0.1:0", "--address-file",
                                           AddressFile(workers->folder_, rank), "--parent-death",
-                                          "--device", DeviceOf(options.device, rank),
-                                          "--threads", absl::StrCat(ThreadsPerWorker(options)),
-                                          "--log-level", options.log_level},
+                                          "--device", DeviceOf(options.device, rank), "--threads",
+                                          absl::StrCat(ThreadsPerWorker(options)), "--log-level",
+                                          options.log_level},
                                          child));
     workers->processes_.push_back(std::move(process));
   }
