@@ -43,6 +43,11 @@ class CommGroup {
   // Returns when every rank has called it.
   virtual absl::Status Barrier(ExecContext* ctx) = 0;
 
+  // The first failure of the collectives that have ended. Transports whose collectives return when
+  // they have ended have said it already; those that queue them on the device say it here, and the
+  // executor asks before it believes a step's results.
+  virtual absl::Status Check() { return absl::OkStatus(); }
+
   // Ends running and later collectives of this rank with Aborted(reason), and tells the peers.
   virtual void Abort(absl::string_view reason) = 0;
 };
