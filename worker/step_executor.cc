@@ -12,8 +12,8 @@
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/rows/rows.h"
 #include "kernels/sampling/sampling.h"
-#include "worker/assemble_logits.h"
 
 namespace lockstep {
 namespace {
@@ -25,14 +25,14 @@ using worker::v1::StepResult;
 // Rows of a step in the order in which they are assembled: sampled ones first, so that they are one
 // tensor, then those that give digests only. Indices are rows of batch.logit_rows.
 struct RowOrder {
-  std::vector<int64_t> order;
+  std::vector<int32_t> order;
   int64_t num_sampled = 0;
 };
 
 RowOrder OrderRows(const PlannedStep& step) {
   RowOrder rows;
-  std::vector<int64_t> others;
-  int64_t row = 0;
+  std::vector<int32_t> others;
+  int32_t row = 0;
   for (const PlannedSequence& sequence : step.sequences) {
     for (int64_t i = 0; i < sequence.num_logits; ++i, ++row) {
       const bool sampled = sequence.sample && i + 1 == sequence.num_logits;
@@ -329,7 +329,8 @@ absl::Status StepExecutor::SizeWorkspace(const BatchLimits& limits, int64_t* byt
   }
   const ForwardBatch batch = BatchBuilder::Largest(limits);
   const TensorView rows = counting.Take(DType::kF32, {batch.num_logits, limits.vocab_size});
-  RETURN_IF_ERROR(Logits(&ctx, batch, caches, {}, rows));
+  const TensorView order(nullptr, DType::kI32, {batch.num_logits}, device_);
+  RETURN_IF_ERROR(Logits(&ctx, batch, caches, order, rows));
   const SamplingState state;
   std::vector<SampleResult> samples;
   const size_t max_sampled = static_cast<size_t>(std::min(batch.num_sequences, batch.num_logits));
@@ -410,7 +411,7 @@ absl::StatusOr<StepResult> StepExecutor::RunStep(const StepRequest& request, boo
 
 // rows[i] = whole row order[i] of the batch's logits.
 absl::Status StepExecutor::Logits(ExecContext* ctx, const ForwardBatch& batch,
-                                  const CacheViews& caches, const std::vector<int64_t>& order,
+                                  const CacheViews& caches, ConstTensorView order,
                                   TensorView rows) {
   Workspace::Scope scope(ctx->workspace);
   const int64_t local = model_->local_vocab_rows();
@@ -429,7 +430,8 @@ absl::Status StepExecutor::Compute(const ForwardBatch& batch, const PlannedStep&
   const int64_t vocab = limits_.vocab_size;
   const RowOrder rows = OrderRows(step);
   TensorView logits = workspace_.Take(DType::kF32, {batch.num_logits, vocab});
-  RETURN_IF_ERROR(Logits(&ctx, batch, arena_.views(), rows.order, logits));
+  const ConstTensorView order(rows.order.data(), DType::kI32, {batch.num_logits});
+  RETURN_IF_ERROR(Logits(&ctx, batch, arena_.views(), order, logits));
 
   std::vector<const SamplingState*> states;
   std::vector<int64_t> positions;

@@ -90,7 +90,7 @@ class StepExecutor {
   absl::Status Compute(const ForwardBatch& batch, const PlannedStep& step, uint64_t step_id,
                        worker::v1::StepResult* result);
   absl::Status Logits(ExecContext* ctx, const ForwardBatch& batch, const CacheViews& caches,
-                      const std::vector<int64_t>& order, TensorView rows);
+                      ConstTensorView order, TensorView rows);
   absl::Status SizeWorkspace(const BatchLimits& limits, int64_t* bytes);
   // Runs on the executor thread; waits.
   void RunAndWait(const std::function<void()>& fn);
