@@ -6,7 +6,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "worker/assemble_logits.h"
+#include "kernels/rows/rows.h"
 
 namespace lockstep {
 namespace {
@@ -50,21 +50,22 @@ class HostSampler : public StepSampler {
     const int64_t count = gathered.shape[1];
     TensorView logits = ctx->workspace->Take(DType::kF32, {count, vocab_});
     // Sampled rows come first, so that they are one tensor.
-    std::vector<int64_t> order;
+    std::vector<int32_t> order;
     std::vector<const SamplingState*> states;
     std::vector<int64_t> positions;
     for (int64_t r = 0; r < static_cast<int64_t>(rows.size()); ++r) {
       const LogitRow& row = rows[static_cast<size_t>(r)];
       if (row.slot < 0) continue;
-      order.push_back(r);
+      order.push_back(static_cast<int32_t>(r));
       states.push_back(&states_[static_cast<size_t>(row.slot)]);
       positions.push_back(row.position);
     }
     const int64_t sampled = static_cast<int64_t>(order.size());
     for (int64_t r = 0; r < static_cast<int64_t>(rows.size()); ++r) {
-      if (rows[static_cast<size_t>(r)].slot < 0) order.push_back(r);
+      if (rows[static_cast<size_t>(r)].slot < 0) order.push_back(static_cast<int32_t>(r));
     }
-    RETURN_IF_ERROR(AssembleLogits(ctx, gathered, order, logits));
+    const ConstTensorView places(order.data(), DType::kI32, {count});
+    RETURN_IF_ERROR(AssembleLogits(ctx, gathered, places, logits));
     std::vector<SampleResult> samples;
     if (sampled > 0) {
       RETURN_IF_ERROR(Sample(ctx, logits.Rows(0, sampled), vocab_, states, positions, &samples));

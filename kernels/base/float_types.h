@@ -5,8 +5,13 @@
 #include <cstdint>
 #include <cstring>
 
-// Inlined wherever it is used: sources for different instruction sets must not share one copy.
+// Inlined wherever it is used: sources for different instruction sets must not share one copy. In
+// CUDA sources these functions are there for the device too and give the same bits.
+#if defined(__CUDACC__)
+#define LOCKSTEP_ALWAYS_INLINE __host__ __device__ __attribute__((always_inline))
+#else
 #define LOCKSTEP_ALWAYS_INLINE __attribute__((always_inline))
+#endif
 
 namespace lockstep {
 

@@ -1,83 +1,79 @@
 #include "kernels/embedding/embedding.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/embedding/embedding_launch.h"
 #include "kernels/runtime/arm_table.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
 namespace {
 
-struct LookupProblem {
-  ConstTensorView tokens;
-  ConstTensorView table;
-  int64_t vocab_begin;
-  TensorView out;
-};
-
 template <typename From, typename To>
-void ConvertRow(const From* from, To* to, int64_t dim) {
-  for (int64_t i = 0; i < dim; ++i) to[i] = FromFloat<To>(ToFloat(from[i]));
+void LookupRow(const EmbeddingLookupProblem& p, int64_t t) {
+  const int64_t row = p.tokens[t] - p.vocab_begin;
+  To* to = static_cast<To*>(p.out) + t * p.out_stride;
+  if (row < 0 || row >= p.table_rows) {
+    std::fill_n(to, p.dim, FromFloat<To>(0.0f));
+    return;
+  }
+  const From* from = static_cast<const From*>(p.table) + row * p.table_stride;
+  for (int64_t i = 0; i < p.dim; ++i) to[i] = FromFloat<To>(ToFloat(from[i]));
 }
 
-absl::Status LookupCpu(ExecContext* ctx, const LookupProblem& p) {
-  const int32_t* tokens = p.tokens.row<int32_t>(0);
-  const int64_t rows = p.table.shape[0], dim = p.table.shape[1];
-  ctx->pool->ParallelFor(p.out.shape[0], [&](int64_t t) {
-    const int64_t row = tokens[t] - p.vocab_begin;
-    const bool from_bf16 = p.table.dtype == DType::kBF16, to_bf16 = p.out.dtype == DType::kBF16;
-    if (row < 0 || row >= rows) {
-      std::memset(static_cast<uint8_t*>(p.out.data) + t * p.out.row_stride * SizeOf(p.out.dtype), 0,
-                  static_cast<size_t>(dim * SizeOf(p.out.dtype)));
-    } else if (from_bf16) {
-      to_bf16 ? ConvertRow(p.table.row<BF16>(row), p.out.row<BF16>(t), dim)
-              : ConvertRow(p.table.row<BF16>(row), p.out.row<float>(t), dim);
-    } else {
-      to_bf16 ? ConvertRow(p.table.row<float>(row), p.out.row<BF16>(t), dim)
-              : ConvertRow(p.table.row<float>(row), p.out.row<float>(t), dim);
+absl::Status LookupCpu(ExecContext* ctx, const EmbeddingLookupProblem& p) {
+  auto* run = p.table_bf16 ? (p.out_bf16 ? LookupRow<BF16, BF16> : LookupRow<BF16, float>)
+                           : (p.out_bf16 ? LookupRow<float, BF16> : LookupRow<float, float>);
+  ctx->pool->ParallelFor(p.num_tokens, [&](int64_t t) { run(p, t); });
+  return absl::OkStatus();
+}
+
+absl::Status SelectCpu(ExecContext* ctx, const EmbeddingSelectProblem& p) {
+  for (int64_t t = 0; t < p.num_tokens; ++t) {
+    if (p.tokens[t] < 0 || p.tokens[t] >= p.world * p.rows_per_rank) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("embedding_select: token ", p.tokens[t], " of row ", t, " is outside [0, ",
+                       p.world * p.rows_per_rank, "), the vocabulary of ", p.world, " ranks"));
     }
+  }
+  const uint8_t* gathered = static_cast<const uint8_t*>(p.gathered);
+  uint8_t* out = static_cast<uint8_t*>(p.out);
+  ctx->pool->ParallelFor(p.num_tokens, [&](int64_t t) {
+    const int64_t owner = p.tokens[t] / p.rows_per_rank;
+    std::memcpy(out + t * p.out_stride * p.element,
+                gathered + (owner * p.rank_stride + t * p.dim) * p.element,
+                static_cast<size_t>(p.dim * p.element));
   });
   return absl::OkStatus();
 }
 
-using LookupFn = absl::Status (*)(ExecContext*, const LookupProblem&);
-constexpr Arm<LookupProblem, LookupFn> kLookupArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+absl::Status LookupCuda(ExecContext* ctx, const EmbeddingLookupProblem& p) {
+  return ToStatus("embedding_lookup", LaunchEmbeddingLookup(p, ctx->stream));
+}
+absl::Status SelectCuda(ExecContext* ctx, const EmbeddingSelectProblem& p) {
+  return ToStatus("embedding_select", LaunchEmbeddingSelect(p, ctx->stream));
+}
+#endif
+
+using LookupFn = absl::Status (*)(ExecContext*, const EmbeddingLookupProblem&);
+constexpr Arm<EmbeddingLookupProblem, LookupFn> kLookupArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, nullptr, LookupCuda},
+#endif
     {"cpu", DeviceType::kCpu, nullptr, LookupCpu},
 };
 
-struct SelectProblem {
-  ConstTensorView tokens;
-  ConstTensorView gathered;
-  int64_t rows_per_rank;
-  TensorView out;
-};
-
-absl::Status SelectCpu(ExecContext* ctx, const SelectProblem& p) {
-  const int32_t* tokens = p.tokens.row<int32_t>(0);
-  const int64_t world = p.gathered.shape[0], num_tokens = p.out.shape[0];
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    if (tokens[t] < 0 || tokens[t] >= world * p.rows_per_rank) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("embedding_select: token ", tokens[t], " of row ", t, " is outside [0, ",
-                       world * p.rows_per_rank, "), the vocabulary of ", world, " ranks"));
-    }
-  }
-  const int64_t element = SizeOf(p.out.dtype), bytes = p.out.shape[1] * element;
-  const uint8_t* gathered = static_cast<const uint8_t*>(p.gathered.data);
-  uint8_t* out = static_cast<uint8_t*>(p.out.data);
-  ctx->pool->ParallelFor(num_tokens, [&](int64_t t) {
-    const int64_t owner = tokens[t] / p.rows_per_rank;
-    const uint8_t* from = gathered + owner * p.gathered.row_stride * element + t * bytes;
-    std::memcpy(out + t * p.out.row_stride * element, from, static_cast<size_t>(bytes));
-  });
-  return absl::OkStatus();
-}
-
-using SelectFn = absl::Status (*)(ExecContext*, const SelectProblem&);
-constexpr Arm<SelectProblem, SelectFn> kSelectArms[] = {
+using SelectFn = absl::Status (*)(ExecContext*, const EmbeddingSelectProblem&);
+constexpr Arm<EmbeddingSelectProblem, SelectFn> kSelectArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, nullptr, SelectCuda},
+#endif
     {"cpu", DeviceType::kCpu, nullptr, SelectCpu},
 };
 
@@ -93,7 +89,18 @@ absl::Status EmbeddingLookup(ExecContext* ctx, ConstTensorView tokens, ConstTens
           .Tensor("table", table, {DType::kF32, DType::kBF16}, table.shape)
           .Tensor("out", out, {DType::kF32, DType::kBF16}, {out.shape[0], table.shape[1]})
           .status());
-  const LookupProblem p{tokens, table, vocab_begin, out};
+  EmbeddingLookupProblem p;
+  p.tokens = static_cast<const int32_t*>(tokens.data);
+  p.table = table.data;
+  p.out = out.data;
+  p.num_tokens = out.shape[0];
+  p.table_rows = table.shape[0];
+  p.dim = table.shape[1];
+  p.vocab_begin = vocab_begin;
+  p.table_stride = table.row_stride;
+  p.out_stride = out.row_stride;
+  p.table_bf16 = table.dtype == DType::kBF16;
+  p.out_bf16 = out.dtype == DType::kBF16;
   ASSIGN_OR_RETURN(const auto* arm, ChooseArm("embedding_lookup", kLookupArms, ctx->device, p));
   CountLaunch(ctx);
   return ctx->dry_run() ? absl::OkStatus() : arm->run(ctx, p);
@@ -112,7 +119,17 @@ absl::Status EmbeddingSelect(ExecContext* ctx, ConstTensorView tokens, ConstTens
                       .Tensor("gathered", gathered, {out.dtype},
                               {gathered.shape[0], out.shape[0], out.shape[1]})
                       .status());
-  const SelectProblem p{tokens, gathered, rows_per_rank, out};
+  EmbeddingSelectProblem p;
+  p.tokens = static_cast<const int32_t*>(tokens.data);
+  p.gathered = gathered.data;
+  p.out = out.data;
+  p.num_tokens = out.shape[0];
+  p.world = gathered.shape[0];
+  p.rows_per_rank = rows_per_rank;
+  p.dim = out.shape[1];
+  p.rank_stride = gathered.row_stride;
+  p.out_stride = out.row_stride;
+  p.element = SizeOf(out.dtype);
   ASSIGN_OR_RETURN(const auto* arm, ChooseArm("embedding_select", kSelectArms, ctx->device, p));
   CountLaunch(ctx);
   return ctx->dry_run() ? absl::OkStatus() : arm->run(ctx, p);

@@ -16,7 +16,9 @@ absl::Status EmbeddingLookup(ExecContext* ctx, ConstTensorView tokens, ConstTens
                              int64_t vocab_begin, TensorView out);
 
 // out[t] = gathered[owner of tokens[t]][t], where rank r owns tokens
-// [r * rows_per_rank, (r + 1) * rows_per_rank). gathered [world, T, H]; out [T, H], one dtype.
+// [r * rows_per_rank, (r + 1) * rows_per_rank). gathered [world, T, H]; out [T, H], one dtype. A
+// token of no rank: the CPU arm refuses it, the CUDA arm, which no host waits for, makes its row
+// NaN.
 absl::Status EmbeddingSelect(ExecContext* ctx, ConstTensorView tokens, ConstTensorView gathered,
                              int64_t rows_per_rank, TensorView out);
 

@@ -11,6 +11,7 @@ namespace {
 
 using testing::ArmContext;
 using testing::ArmTensor;
+using testing::CpuArmScope;
 using testing::DryRunContext;
 using ::testing::HasSubstr;
 using testing::RandomFloats;
@@ -67,19 +68,62 @@ TEST(Embedding, RefusesWrongTensorsAndTokens) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("embedding_lookup: out is F32[3, 5], shape [3, 4] is needed")));
   ArmTensor gathered(DType::kF32, {2, 3, 5});
-  EXPECT_THAT(EmbeddingSelect(context.get(), tokens.view(), gathered.view(), 4, out.view()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("token 9 of row 2 is outside [0, 8)")));
   EXPECT_THAT(EmbeddingSelect(context.get(), tokens.view(), gathered.view(), 0, out.view()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rows_per_rank is 0")));
+  CpuArmScope cpu;
+  ArmContext cpu_context;
+  ArmTensor cpu_tokens({3}, {0, 1, 9}), cpu_gathered(DType::kF32, {2, 3, 5}),
+      cpu_out(DType::kF32, {3, 5});
+  EXPECT_THAT(
+      EmbeddingSelect(cpu_context.get(), cpu_tokens.view(), cpu_gathered.view(), 4, cpu_out.view()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("token 9 of row 2 is outside [0, 8)")));
+}
+
+TEST(Embedding, OnADeviceATokenOfNoRankGivesNan) {
+  if (testing::TestDevice() == DeviceType::kCpu) return;
+  ArmContext context;
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    ArmTensor tokens({3}, {8, 1, -1}), out(dtype, {3, 5});
+    ArmTensor gathered(dtype, {2, 3, 5}, RandomFloats(30, 4));
+    ASSERT_OK(EmbeddingSelect(context.get(), tokens.view(), gathered.view(), 4, out.view()));
+    const std::vector<float> got = out.Get();
+    for (size_t i = 0; i < 15; ++i) EXPECT_EQ(std::isnan(got[i]), i / 5 != 1) << i;
+  }
+}
+
+// Every pair of dtypes, rows of any alignment, and a table whose bits include NaN and zeros.
+TEST(Embedding, LookupBitsAreThoseOfTheReferenceArm) {
+  for (int64_t dim : {5, 64, 1000}) {
+    std::vector<float> values = RandomFloats(7 * dim, 5);
+    values[3] = -0.0f;
+    values[4] = -std::nanf("5");
+    for (DType from : {DType::kF32, DType::kBF16}) {
+      for (DType to : {DType::kF32, DType::kBF16}) {
+        const auto run = [&] {
+          ArmContext context;
+          ArmTensor tokens({4}, {10, 12, 16, 17}), table(from, {7, dim}, values);
+          ArmTensor out(to, {4, dim + 3});
+          EXPECT_OK(EmbeddingLookup(context.get(), tokens.view(), table.view(), 10,
+                                    out.view().Columns(2, dim)));
+          return out.GetBytes();
+        };
+        const std::vector<uint8_t> got = run();
+        CpuArmScope cpu;
+        EXPECT_EQ(got, run());
+      }
+    }
+  }
 }
 
 TEST(Embedding, DryRunTouchesNothing) {
   DryRunContext context;
-  const TensorView tokens(nullptr, DType::kI32, {2}), x(nullptr, DType::kF32, {2, 32});
+  const DeviceType device = testing::TestDevice();
+  const TensorView tokens(nullptr, DType::kI32, {2}, device);
+  const TensorView x(nullptr, DType::kF32, {2, 32}, device);
+  const TensorView gathered(nullptr, DType::kF32, {1, 2, 32}, device);
   EXPECT_OK(EmbeddingLookup(context.get(), tokens, x, 0, x));
-  EXPECT_OK(
-      EmbeddingSelect(context.get(), tokens, TensorView(nullptr, DType::kF32, {1, 2, 32}), 2, x));
+  EXPECT_OK(EmbeddingSelect(context.get(), tokens, gathered, 2, x));
 }
 
 }  // namespace

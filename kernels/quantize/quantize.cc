@@ -6,7 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/quantize/quantize_args.h"
+#include "kernels/quantize/quantize_launch.h"
+#include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/launch_status.h"
+#include "kernels/runtime/op_check.h"
 
 namespace lockstep {
 namespace generic {
@@ -21,112 +25,94 @@ void QuantizeRow(const QuantizeRowArgs& args);
 
 namespace {
 
-// One call: either a rule or a static scale.
-struct Request {
-  bool is_static = false;
-  float static_scale = 0.0f;
-  ActScaleRule rule = ActScaleRule::kPerToken;
-  ActGroups groups;
-};
-
-using RowFn = void (*)(const QuantizeRowArgs&);
-
-RowFn RowOf(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::kGeneric:
-      return generic::QuantizeRow;
-    case CpuIsa::kAvx2:
-      return avx2::QuantizeRow;
-    case CpuIsa::kAvx512:
-      return avx512::QuantizeRow;
-  }
-  return generic::QuantizeRow;
-}
-
-absl::Status QuantizeCpu(ExecContext* ctx, const Request& request, ConstTensorView x,
-                         TensorView codes, TensorView scales) {
+absl::Status QuantizeCpu(ExecContext* ctx, const QuantizeProblem& p) {
   QuantizeRowArgs row;
-  row.x_bf16 = x.dtype == DType::kBF16;
-  row.k = x.shape[1];
-  row.shard_size = request.groups.shard_size;
-  row.group = request.groups.group;
-  row.scale_rule = request.is_static ? 0 : request.rule == ActScaleRule::kPerToken ? 1 : 2;
-  row.static_scale = request.static_scale;
-  const RowFn quantize = RowOf(GetCpuIsa());
-  ctx->pool->ParallelFor(x.rows(), [&](int64_t t) {
+  row.x_bf16 = p.x_bf16;
+  row.k = p.k;
+  row.shard_size = p.shard_size;
+  row.group = p.group;
+  row.scale_rule = p.scale_rule;
+  row.static_scale = p.static_scale;
+  auto* quantize = SelectIsa(generic::QuantizeRow, avx2::QuantizeRow, avx512::QuantizeRow);
+  const int64_t x_stride = p.x_stride * (p.x_bf16 ? 2 : 4);
+  ctx->pool->ParallelFor(p.rows, [&](int64_t t) {
     QuantizeRowArgs args = row;
-    args.x = x.Rows(t, 1).data;
-    args.codes = codes.row<uint8_t>(t);
-    args.scales = scales.row<float>(t);
+    args.x = static_cast<const uint8_t*>(p.x) + t * x_stride;
+    args.codes = p.codes + t * p.codes_stride;
+    args.scales = p.scales + t * p.scales_stride;
     quantize(args);
   });
   return absl::OkStatus();
 }
 
-struct Arm {
-  DeviceType device;
-  absl::Status (*run)(ExecContext*, const Request&, ConstTensorView, TensorView, TensorView);
-};
-constexpr Arm kArms[] = {
-    {DeviceType::kCpu, QuantizeCpu},
+#if defined(KERNELS_WITH_CUDA)
+absl::Status QuantizeCuda(ExecContext* ctx, const QuantizeProblem& p) {
+  return ToStatus("quantize", LaunchQuantize(p, ctx->stream));
+}
+#endif
+
+using QuantizeFn = absl::Status (*)(ExecContext*, const QuantizeProblem&);
+constexpr Arm<QuantizeProblem, QuantizeFn> kArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, nullptr, QuantizeCuda},
+#endif
+    {"cpu", DeviceType::kCpu, nullptr, QuantizeCpu},
 };
 
-absl::Status CheckOperands(const ActGroups& groups, ConstTensorView x, TensorView codes,
-                           TensorView scales) {
-  if (x.shape.rank() != 2 || (x.dtype != DType::kF32 && x.dtype != DType::kBF16)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Quantize: x is ", x.ToString(), ", expected [T, K] of F32 or BF16"));
-  }
+absl::Status CheckOperands(const ExecContext& ctx, const ActGroups& groups, ConstTensorView x,
+                           TensorView codes, TensorView scales) {
+  constexpr char kOp[] = "quantize";
+  RETURN_IF_ERROR(OpCheck(ctx, kOp).Rank("x", x, 2).status());
   const int64_t k = x.shape[1];
-  if (groups.shard_size <= 0 || groups.group <= 0 || k % groups.shard_size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("Quantize: groups of ", groups.group,
-                                                   " in shards of ", groups.shard_size,
-                                                   " do not cut ", k, " columns"));
-  }
-  if (codes.dtype != DType::kU8 || codes.shape != x.shape) {
-    return absl::InvalidArgumentError(absl::StrCat("Quantize: codes are ", codes.ToString(),
-                                                   ", expected U8", x.shape.ToString()));
-  }
-  const Shape expected{x.rows(), groups.Count(k)};
-  if (scales.dtype != DType::kF32 || scales.shape != expected) {
-    return absl::InvalidArgumentError(absl::StrCat("Quantize: scales are ", scales.ToString(),
-                                                   ", expected F32", expected.ToString()));
-  }
-  return absl::OkStatus();
+  RETURN_IF_ERROR(OpCheck(ctx, kOp)
+                      .Tensor("x", x, {DType::kF32, DType::kBF16}, x.shape)
+                      .That(groups.shard_size > 0 && groups.group > 0 && k % groups.shard_size == 0,
+                            absl::StrCat("groups of ", groups.group, " in shards of ",
+                                         groups.shard_size, " do not cut ", k, " columns"))
+                      .status());
+  return OpCheck(ctx, kOp)
+      .Tensor("codes", codes, {DType::kU8}, x.shape)
+      .Tensor("scales", scales, {DType::kF32}, {x.rows(), groups.Count(k)})
+      .status();
 }
 
-absl::Status Quantize(ExecContext* ctx, const Request& request, ConstTensorView x, TensorView codes,
-                      TensorView scales) {
-  RETURN_IF_ERROR(CheckOperands(request.groups, x, codes, scales));
-  ctx->counters->op_launches.fetch_add(1, std::memory_order_relaxed);
-  if (ctx->dry_run()) return absl::OkStatus();
-  for (const Arm& arm : kArms) {
-    if (arm.device == x.device) return arm.run(ctx, request, x, codes, scales);
-  }
-  return absl::UnimplementedError("Quantize: this build has no arm for the device of x");
+absl::Status Quantize(ExecContext* ctx, int scale_rule, float static_scale, const ActGroups& groups,
+                      ConstTensorView x, TensorView codes, TensorView scales) {
+  RETURN_IF_ERROR(CheckOperands(*ctx, groups, x, codes, scales));
+  QuantizeProblem p;
+  p.x = x.data;
+  p.codes = static_cast<uint8_t*>(codes.data);
+  p.scales = static_cast<float*>(scales.data);
+  p.rows = x.shape[0];
+  p.k = x.shape[1];
+  p.x_stride = x.row_stride;
+  p.codes_stride = codes.row_stride;
+  p.scales_stride = scales.row_stride;
+  p.shard_size = groups.shard_size;
+  p.group = groups.group;
+  p.scale_rule = scale_rule;
+  p.static_scale = static_scale;
+  p.x_bf16 = x.dtype == DType::kBF16;
+  ASSIGN_OR_RETURN(const auto* arm, ChooseArm("quantize", kArms, ctx->device, p));
+  CountLaunch(ctx);
+  return ctx->dry_run() ? absl::OkStatus() : arm->run(ctx, p);
 }
 
 }  // namespace
 
 absl::Status QuantizeDynamic(ExecContext* ctx, ConstTensorView x, ActScaleRule rule,
                              const ActGroups& groups, TensorView codes, TensorView scales) {
-  Request request;
-  request.rule = rule;
-  request.groups = groups;
-  return Quantize(ctx, request, x, codes, scales);
+  return Quantize(ctx, rule == ActScaleRule::kPerToken ? 1 : 2, 0.0f, groups, x, codes, scales);
 }
 
 absl::Status QuantizeStatic(ExecContext* ctx, ConstTensorView x, float scale,
                             const ActGroups& groups, TensorView codes, TensorView scales) {
-  if (!(scale > 0.0f) || !std::isfinite(scale)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Quantize: static scale is ", scale, ", expected a positive number"));
-  }
-  Request request;
-  request.is_static = true;
-  request.static_scale = scale;
-  request.groups = groups;
-  return Quantize(ctx, request, x, codes, scales);
+  RETURN_IF_ERROR(
+      OpCheck(*ctx, "quantize")
+          .That(scale > 0.0f && std::isfinite(scale),
+                absl::StrCat("static scale is ", scale, ", a positive number is needed"))
+          .status());
+  return Quantize(ctx, 0, scale, groups, x, codes, scales);
 }
 
 }  // namespace lockstep

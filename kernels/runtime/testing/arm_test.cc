@@ -34,6 +34,9 @@ std::vector<uint8_t> Encode(DType dtype, const std::vector<float>& values) {
 
 DeviceType TestDevice() { return test_device; }
 
+CpuArmScope::CpuArmScope() : before_(test_device) { test_device = DeviceType::kCpu; }
+CpuArmScope::~CpuArmScope() { test_device = before_; }
+
 ArmContext::ArmContext(int num_threads, int64_t workspace_bytes) : pool_(num_threads) {
   CHECK_OK(workspace_.Allocate(TestDevice(), workspace_bytes));
   context_.device = TestDevice();
@@ -75,13 +78,13 @@ void ArmTensor::Set(const std::vector<int32_t>& values) {
 
 void ArmTensor::SetBytes(const std::vector<uint8_t>& bytes) {
   CHECK_EQ(static_cast<int64_t>(bytes.size()), view_.bytes());
-  CHECK_OK(CopyBytes(TestDevice(), buffer_.data(), DeviceType::kCpu, bytes.data(), view_.bytes()));
+  CHECK_OK(CopyBytes(view_.device, buffer_.data(), DeviceType::kCpu, bytes.data(), view_.bytes()));
 }
 
 std::vector<uint8_t> ArmTensor::GetBytes() const {
-  CHECK_OK(SynchronizeDevice(TestDevice()));
+  CHECK_OK(SynchronizeDevice(view_.device));
   std::vector<uint8_t> bytes(static_cast<size_t>(view_.bytes()));
-  CHECK_OK(CopyBytes(DeviceType::kCpu, bytes.data(), TestDevice(), buffer_.data(), view_.bytes()));
+  CHECK_OK(CopyBytes(DeviceType::kCpu, bytes.data(), view_.device, buffer_.data(), view_.bytes()));
   return bytes;
 }
 

@@ -19,8 +19,21 @@
 namespace lockstep {
 namespace testing {
 
-// The device that --arm names.
+// The device that --arm names; the CPU while a CpuArmScope lives.
 DeviceType TestDevice();
+
+// What is made while it lives is on the CPU: a test runs the same code once more and compares the
+// arm's bits with those of the reference arm.
+class CpuArmScope {
+ public:
+  CpuArmScope();
+  ~CpuArmScope();
+  CpuArmScope(const CpuArmScope&) = delete;
+  CpuArmScope& operator=(const CpuArmScope&) = delete;
+
+ private:
+  DeviceType before_;
+};
 
 // An ExecContext on TestDevice() with its pool, workspace and counters.
 class ArmContext {
@@ -49,7 +62,8 @@ class DryRunContext {
   ExecContext context_;
 };
 
-// A tensor on TestDevice(). F32, BF16 or I32 elements, seen as floats or as int32_t.
+// A tensor on TestDevice(). F32, BF16 or I32 elements, seen as floats or as int32_t; those of other
+// dtypes are seen as bytes.
 class ArmTensor {
  public:
   ArmTensor(DType dtype, Shape shape);  // zeros
