@@ -64,8 +64,7 @@ struct PushMemory {
 
   static constexpr int64_t kRecordOffset = 64;
   PushFailureRecord* record() const {
-    return reinterpret_cast<PushFailureRecord*>(static_cast<uint8_t*>(host.data()) +
-                                                kRecordOffset);
+    return reinterpret_cast<PushFailureRecord*>(static_cast<uint8_t*>(host.data()) + kRecordOffset);
   }
   uint32_t* abort() const { return static_cast<uint32_t*>(host.data()); }
 };
@@ -77,8 +76,8 @@ int64_t CapacityOf(const PushOptions& options) {
 absl::StatusOr<PushMemory> AllocateMemory(int world, int64_t capacity) {
   constexpr DeviceType kCuda = DeviceType::kCuda;
   PushMemory m;
-  ASSIGN_OR_RETURN(
-      m.arena, DeviceBuffer::Allocate(kCuda, world * kSlots * capacity * kPushPacketBytes));
+  ASSIGN_OR_RETURN(m.arena,
+                   DeviceBuffer::Allocate(kCuda, world * kSlots * capacity * kPushPacketBytes));
   ASSIGN_OR_RETURN(m.words, DeviceBuffer::Allocate(kCuda, 256));
   ASSIGN_OR_RETURN(m.channel, DeviceBuffer::Allocate(kCuda, sizeof(PushChannel)));
   ASSIGN_OR_RETURN(m.host, HostBuffer::Allocate(kCuda, 256));
@@ -96,8 +95,7 @@ absl::Status WriteChannel(const PushMemory& m, int rank, const std::vector<void*
   const int64_t pair_bytes = kSlots * capacity * kPushPacketBytes;
   for (size_t r = 0; r < arenas.size(); ++r) {
     channel.to[r] = static_cast<uint8_t*>(arenas[r]) + rank * pair_bytes;
-    channel.from[r] =
-        static_cast<uint8_t*>(m.arena.data()) + static_cast<int64_t>(r) * pair_bytes;
+    channel.from[r] = static_cast<uint8_t*>(m.arena.data()) + static_cast<int64_t>(r) * pair_bytes;
   }
   uint32_t* words = static_cast<uint32_t*>(m.words.data());
   channel.sequence = words;
@@ -144,9 +142,9 @@ class PushCommGroup : public CommGroup {
     float* values = static_cast<float*>(data.data);
     const int64_t n = data.shape.num_elements();
     for (int64_t i = 0; i < n; i += piece_) {
-      RETURN_IF_ERROR(Launched("all_reduce",
-                               LaunchPushAllReduce(channel(), world_, values + i,
-                                                   std::min(piece_, n - i), ctx->stream)));
+      RETURN_IF_ERROR(
+          Launched("all_reduce", LaunchPushAllReduce(channel(), world_, values + i,
+                                                     std::min(piece_, n - i), ctx->stream)));
     }
     return absl::OkStatus();
   }
@@ -154,8 +152,8 @@ class PushCommGroup : public CommGroup {
   absl::Status AllGather(ExecContext* ctx, ConstTensorView local, TensorView out) override {
     RETURN_IF_ERROR(CheckAllGather(local, out, world_));
     if (local.bytes() % 4 != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "all_gather: ", local.ToString(), " has no whole number of 32-bit words"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("all_gather: ", local.ToString(), " has no whole number of 32-bit words"));
     }
     if (ctx->dry_run()) return absl::OkStatus();
     RETURN_IF_ERROR(Begin(ctx, local.bytes()));
@@ -271,9 +269,9 @@ absl::StatusOr<std::unique_ptr<CommGroup>> MakePushCommGroup(std::unique_ptr<Com
   const Shape local_shape = {push_memory::kHandleBytes};
   std::string all(static_cast<size_t>(world) * handle.size(), 0);
   control->BeginStep(0, control->epoch());
-  RETURN_IF_ERROR(control->AllGather(&host, ConstTensorView(handle.data(), DType::kU8, local_shape),
-                                     TensorView(all.data(), DType::kU8,
-                                                Shape{world, push_memory::kHandleBytes})));
+  RETURN_IF_ERROR(control->AllGather(
+      &host, ConstTensorView(handle.data(), DType::kU8, local_shape),
+      TensorView(all.data(), DType::kU8, Shape{world, push_memory::kHandleBytes})));
   std::vector<void*> arenas(static_cast<size_t>(world), nullptr);
   std::vector<void*> opened;
   for (int r = 0; r < world && status.ok(); ++r) {
@@ -281,8 +279,8 @@ absl::StatusOr<std::unique_ptr<CommGroup>> MakePushCommGroup(std::unique_ptr<Com
       arenas[static_cast<size_t>(r)] = memory->arena.data();
       continue;
     }
-    absl::StatusOr<void*> peer = push_memory::Open(
-        all.substr(static_cast<size_t>(r) * handle.size(), handle.size()));
+    absl::StatusOr<void*> peer =
+        push_memory::Open(all.substr(static_cast<size_t>(r) * handle.size(), handle.size()));
     status = peer.status();
     if (!status.ok()) {
       status = absl::Status(status.code(), absl::StrCat("rank ", r, ": ", status.message()));

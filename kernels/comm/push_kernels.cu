@@ -87,8 +87,8 @@ __device__ float Tree<1>(const float* parts) {
 }
 
 template <int kWorld>
-__global__ void __launch_bounds__(kThreads) AllReduceKernel(const PushChannel* channel, float* data,
-                                                            int64_t n) {
+__global__ void __launch_bounds__(kThreads)
+    AllReduceKernel(const PushChannel* channel, float* data, int64_t n) {
   const PushChannel& ch = *channel;
   const Op op = BeginOp(ch);
   const int64_t packets = (n + 1) / 2;
@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(kThreads) AllReduceKernel(const PushChannel* c
   EndOp(ch, op);
 }
 
-__global__ void __launch_bounds__(kThreads) AllGatherKernel(const PushChannel* channel,
-                                                            const uint32_t* local, int64_t n,
-                                                            uint32_t* out, int64_t out_stride) {
+__global__ void __launch_bounds__(kThreads)
+    AllGatherKernel(const PushChannel* channel, const uint32_t* local, int64_t n, uint32_t* out,
+                    int64_t out_stride) {
   const PushChannel& ch = *channel;
   const Op op = BeginOp(ch);
   const int64_t packets = (n + 1) / 2;
@@ -210,8 +210,8 @@ LaunchStatus LaunchPushAllReduce(const PushChannel* channel, int world, float* d
 LaunchStatus LaunchPushAllGather(const PushChannel* channel, int world, const uint32_t* local,
                                  int64_t n, uint32_t* out, int64_t out_stride, void* stream) {
   if (world < 2 || world > kMaxPushRanks) return static_cast<LaunchStatus>(cudaErrorInvalidValue);
-  AllGatherKernel<<<Blocks(n), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      channel, local, n, out, out_stride);
+  AllGatherKernel<<<Blocks(n), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(channel, local, n,
+                                                                                 out, out_stride);
   return static_cast<LaunchStatus>(cudaGetLastError());
 }
 

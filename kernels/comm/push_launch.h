@@ -32,7 +32,7 @@ struct PushFailureRecord {
 struct PushChannel {
   int rank = 0;
   int world = 0;
-  int64_t capacity = 0;  // packets of a slot
+  int64_t capacity = 0;                  // packets of a slot
   void* to[kMaxPushRanks] = {};          // in peer r's memory: 2 slots for messages of this rank
   const void* from[kMaxPushRanks] = {};  // in this rank's memory: 2 slots for messages of rank r
   uint32_t* sequence = nullptr;          // number of the last collective

@@ -15,8 +15,7 @@ static_assert(sizeof(cudaIpcMemHandle_t) == kHandleBytes, "");
 absl::StatusOr<std::string> Export(void* data) {
   RETURN_IF_CUDA_UNBOUND();
   cudaIpcMemHandle_t handle;
-  const absl::Status status =
-      CudaStatus(cudaIpcGetMemHandle(&handle, data), "cudaIpcGetMemHandle");
+  const absl::Status status = CudaStatus(cudaIpcGetMemHandle(&handle, data), "cudaIpcGetMemHandle");
   if (!status.ok()) return status;
   return std::string(reinterpret_cast<const char*>(&handle), sizeof(handle));
 }
@@ -33,9 +32,9 @@ absl::StatusOr<void*> Open(const std::string& bytes) {
   const cudaError_t error = cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
-    return absl::UnavailableError(absl::StrCat(
-        "the memory of a peer cannot be opened (", cudaGetErrorName(error), ": ",
-        cudaGetErrorString(error), "): are the GPUs in one host with peer access?"));
+    return absl::UnavailableError(
+        absl::StrCat("the memory of a peer cannot be opened (", cudaGetErrorName(error), ": ",
+                     cudaGetErrorString(error), "): are the GPUs in one host with peer access?"));
   }
   return data;
 }
