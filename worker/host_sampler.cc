@@ -45,25 +45,39 @@ class HostSampler : public StepSampler {
     return absl::OkStatus();
   }
 
-  absl::Status Launch(ExecContext* ctx, ConstTensorView gathered, const std::vector<LogitRow>& rows,
-                      int ticket, WholeRows* whole) override {
+  absl::Status Stage(ExecContext*, const std::vector<LogitRow>& rows, int ticket) override {
+    rows_ = rows;
+    ticket_ = ticket;
+    return absl::OkStatus();
+  }
+
+  absl::Status Launch(ExecContext* ctx, ConstTensorView gathered) override {
     const int64_t count = gathered.shape[1];
+    Workspace::Scope scope(ctx->workspace);
     TensorView logits = ctx->workspace->Take(DType::kF32, {count, vocab_});
     // Sampled rows come first, so that they are one tensor.
     std::vector<int32_t> order;
     std::vector<const SamplingState*> states;
     std::vector<int64_t> positions;
-    for (int64_t r = 0; r < static_cast<int64_t>(rows.size()); ++r) {
-      const LogitRow& row = rows[static_cast<size_t>(r)];
-      if (row.slot < 0) continue;
-      order.push_back(static_cast<int32_t>(r));
-      states.push_back(&states_[static_cast<size_t>(row.slot)]);
-      positions.push_back(row.position);
+    if (ctx->dry_run()) {
+      // Every row may be sampled.
+      order.resize(static_cast<size_t>(count));
+      states.resize(static_cast<size_t>(std::min<int64_t>(count, num_slots())), &states_[0]);
+      positions.resize(states.size());
+    } else {
+      CHECK_EQ(count, static_cast<int64_t>(rows_.size()));
+      for (int32_t r = 0; r < count; ++r) {
+        const LogitRow& row = rows_[static_cast<size_t>(r)];
+        if (row.slot < 0) continue;
+        order.push_back(r);
+        states.push_back(&states_[static_cast<size_t>(row.slot)]);
+        positions.push_back(row.position);
+      }
+      for (int32_t r = 0; r < count; ++r) {
+        if (rows_[static_cast<size_t>(r)].slot < 0) order.push_back(r);
+      }
     }
-    const int64_t sampled = static_cast<int64_t>(order.size());
-    for (int64_t r = 0; r < static_cast<int64_t>(rows.size()); ++r) {
-      if (rows[static_cast<size_t>(r)].slot < 0) order.push_back(static_cast<int32_t>(r));
-    }
+    const int64_t sampled = static_cast<int64_t>(states.size());
     const ConstTensorView places(order.data(), DType::kI32, {count});
     RETURN_IF_ERROR(AssembleLogits(ctx, gathered, places, logits));
     std::vector<SampleResult> samples;
@@ -71,13 +85,8 @@ class HostSampler : public StepSampler {
       RETURN_IF_ERROR(Sample(ctx, logits.Rows(0, sampled), vocab_, states, positions, &samples));
     }
     if (ctx->dry_run()) return absl::OkStatus();
-    whole->rows = logits;
-    whole->places.resize(order.size());
-    for (size_t i = 0; i < order.size(); ++i) {
-      whole->places[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
-    }
-    std::vector<SampleResult>& results = results_[static_cast<size_t>(ticket)];
-    results.assign(rows.size(), {});
+    std::vector<SampleResult>& results = results_[static_cast<size_t>(ticket_)];
+    results.assign(rows_.size(), {});
     ctx->pool->ParallelFor(count - sampled, [&](int64_t i) {
       const float* row = logits.row<float>(sampled + i);
       SampleResult& result = results[static_cast<size_t>(order[static_cast<size_t>(sampled + i)])];
@@ -86,7 +95,7 @@ class HostSampler : public StepSampler {
     });
     for (int64_t i = 0; i < sampled; ++i) {
       const size_t r = static_cast<size_t>(order[static_cast<size_t>(i)]);
-      const size_t slot = static_cast<size_t>(rows[r].slot);
+      const size_t slot = static_cast<size_t>(rows_[r].slot);
       SampleResult& sample = samples[static_cast<size_t>(i)];
       last_[slot] = std::max(sample.id, 0);
       if (sample.id >= 0) states_[slot].Append(sample.id);
@@ -95,16 +104,22 @@ class HostSampler : public StepSampler {
     return absl::OkStatus();
   }
 
+  absl::Status Finish(ExecContext*, int) override { return absl::OkStatus(); }
+
   absl::Status Collect(int ticket, std::vector<SampleResult>* results) override {
     *results = std::move(results_[static_cast<size_t>(ticket)]);
     return absl::OkStatus();
   }
 
  private:
+  int64_t num_slots() const { return static_cast<int64_t>(states_.size()); }
+
   const int64_t vocab_;
   std::vector<SamplingState> states_;  // of the slots
   std::vector<int32_t> last_;          // sampled last, per slot
-  std::vector<std::vector<SampleResult>> results_;
+  std::vector<LogitRow> rows_;         // of the step that follows
+  int ticket_ = 0;
+  std::vector<std::vector<SampleResult>> results_;  // per ticket
 };
 
 }  // namespace

@@ -288,6 +288,7 @@ void StepExecutor::SetModel(std::unique_ptr<Model> model, int threads) {
 
 void StepExecutor::SetComm(std::shared_ptr<CommGroup> comm) {
   RunAndWait([&] {
+    graphs_.clear();  // they hold the addresses of the old group
     comm_ = std::move(comm);
     slots_.reset();
     broken_ = absl::OkStatus();
@@ -348,6 +349,7 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
       RETURN_IF_ERROR(arena_.ZeroAll(stream_.get()));
     } else {
       limits_ = BatchLimits();
+      graphs_.clear();
       arena_ = CacheArena();
       workspace_ = Workspace();
       ASSIGN_OR_RETURN(arena_, CacheArena::Allocate(device_, model_->cache_spec(), limits.kv_blocks,
@@ -357,6 +359,7 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
       limits_ = limits;
     }
     slots_ = std::make_unique<SlotTable>(limits);
+    graphs_.clear();  // and those of the old sampler
     ASSIGN_OR_RETURN(sampler_, MakeStepSampler(stream_.get(), limits, counters_));
     broken_ = absl::OkStatus();
     next_step_ = 1;
@@ -392,11 +395,8 @@ absl::Status StepExecutor::SizeWorkspace(const BatchLimits& limits, int64_t* byt
   }
   const ForwardBatch batch = BatchBuilder::Largest(device_, limits);
   ASSIGN_OR_RETURN(const auto sampler, MakeStepSampler(stream_.get(), limits, counters_));
-  std::vector<LogitRow> rows(static_cast<size_t>(batch.num_logits));
-  const int64_t sampled = std::min(batch.num_sequences, batch.num_logits);
-  for (int64_t r = 0; r < sampled; ++r) rows[static_cast<size_t>(r)].slot = 0;
-  WholeRows whole;
-  RETURN_IF_ERROR(Compute(&ctx, batch, caches, rows, sampler.get(), 0, &whole));
+  ConstTensorView gathered;
+  RETURN_IF_ERROR(Compute(&ctx, batch, caches, sampler.get(), &gathered));
   *bytes = counting.peak();
   return absl::OkStatus();
 }
@@ -445,6 +445,12 @@ absl::Status StepExecutor::LaunchStep(const StepRequest& request, InFlight* step
   next_step_ = request.step_id() + 1;
   digest_ = request.batch_digest();
   step->plan = *std::move(planned);
+  if (device_ == DeviceType::kCuda) {
+    // Few widths of block tables, so that few graphs are captured.
+    int64_t columns = 1;
+    while (columns < step->plan.table_columns) columns *= 2;
+    step->plan.table_columns = std::min(columns, limits_.max_sequence_blocks);
+  }
   step->ticket = static_cast<int>(request.step_id() % StepSampler::kTickets);
   step->result.set_epoch(request.epoch());
   step->result.set_step_id(request.step_id());
@@ -457,18 +463,54 @@ absl::Status StepExecutor::LaunchStep(const StepRequest& request, InFlight* step
     RETURN_IF_ERROR(comm_->Barrier(&ctx));
     return stream_->Record(&events_[step->ticket]);
   }
+  // Transports that queue their work say nothing of the step in their messages: they compare it
+  // here.
+  if (device_ == DeviceType::kCuda) RETURN_IF_ERROR(comm_->Barrier(&ctx));
   RETURN_IF_ERROR(BeginSequences(&ctx, plan, step->plan));
   ASSIGN_OR_RETURN(const ForwardBatch batch, builder_.Build(stream_.get(), plan, step->plan,
                                                             *slots_, step->ticket, counters_));
+  RETURN_IF_ERROR(sampler_->Stage(&ctx, LogitRows(step->plan), step->ticket));
   Workspace::Scope scope(&workspace_);
-  WholeRows whole;
-  RETURN_IF_ERROR(Compute(&ctx, batch, arena_.views(), LogitRows(step->plan), sampler_.get(),
-                          step->ticket, &whole));
+  ConstTensorView gathered;
+  RETURN_IF_ERROR(ComputeOrReplay(&ctx, batch, step->plan, &gathered));
+  RETURN_IF_ERROR(sampler_->Finish(&ctx, step->ticket));
   for (const PlannedSequence& sequence : step->plan.sequences) {
     if (sequence.sample) slots_->Samples(sequence.slot, request.step_id());
   }
   RETURN_IF_ERROR(stream_->Record(&events_[step->ticket]));
-  return CopyLogits(whole, step);
+  return CopyLogits(gathered, step);
+}
+
+// Steps that only decode have few shapes: each is captured once and queued as one graph from then
+// on. The first step of a shape runs op by op, so that everything it needs is loaded.
+absl::Status StepExecutor::ComputeOrReplay(ExecContext* ctx, const ForwardBatch& batch,
+                                           const PlannedStep& plan, ConstTensorView* gathered) {
+  const CacheViews& caches = arena_.views();
+  const bool logits_leave = std::any_of(plan.sequences.begin(), plan.sequences.end(),
+                                        [](const auto& s) { return s.return_logits; });
+  const bool decodes = batch.num_tokens == batch.num_sequences &&
+                       batch.num_logits == batch.num_sequences && batch.num_snapshots == 0;
+  if (device_ != DeviceType::kCuda || !decodes || logits_leave) {
+    return Compute(ctx, batch, caches, sampler_.get(), gathered);
+  }
+  StepGraph& entry = graphs_[{batch.num_sequences, batch.block_table.shape[1]}];
+  if (!entry.seen) {
+    entry.seen = true;
+    return Compute(ctx, batch, caches, sampler_.get(), gathered);
+  }
+  if (entry.graph.empty()) {
+    const int64_t before = counters_->op_launches.load();
+    RETURN_IF_ERROR(stream_->BeginCapture());
+    const absl::Status captured = Compute(ctx, batch, caches, sampler_.get(), gathered);
+    absl::StatusOr<DeviceGraph> graph = stream_->EndCapture();
+    RETURN_IF_ERROR(captured);
+    RETURN_IF_ERROR(graph.status());
+    entry.graph = *std::move(graph);
+    entry.op_launches = counters_->op_launches.exchange(before) - before;
+  }
+  counters_->op_launches.fetch_add(entry.op_launches, std::memory_order_relaxed);
+  counters_->graph_launches.fetch_add(1, std::memory_order_relaxed);
+  return stream_->Launch(entry.graph);
 }
 
 absl::Status StepExecutor::BeginSequences(ExecContext* ctx, const worker::v1::StepPlan& plan,
@@ -490,34 +532,41 @@ absl::Status StepExecutor::BeginSequences(ExecContext* ctx, const worker::v1::St
 
 // From token ids to sampled ones.
 absl::Status StepExecutor::Compute(ExecContext* ctx, const ForwardBatch& batch,
-                                   const CacheViews& caches, const std::vector<LogitRow>& rows,
-                                   StepSampler* sampler, int ticket, WholeRows* whole) {
+                                   const CacheViews& caches, StepSampler* sampler,
+                                   ConstTensorView* gathered) {
   RETURN_IF_ERROR(sampler->Feed(ctx, batch));
   const int64_t local = model_->local_vocab_rows();
   TensorView logits = ctx->workspace->Take(DType::kF32, {batch.num_logits, local});
-  TensorView gathered = ctx->workspace->Take(DType::kF32, {comm_->size(), batch.num_logits, local});
+  TensorView pieces = ctx->workspace->Take(DType::kF32, {comm_->size(), batch.num_logits, local});
   RETURN_IF_ERROR(model_->Forward(ctx, comm_.get(), batch, caches, logits));
-  if (batch.num_logits > 0) RETURN_IF_ERROR(comm_->AllGather(ctx, logits, gathered));
-  return sampler->Launch(ctx, gathered, rows, ticket, whole);
+  *gathered = pieces;
+  if (batch.num_logits == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(comm_->AllGather(ctx, logits, pieces));
+  return sampler->Launch(ctx, pieces);
 }
 
 // For evaluation: logits leave the device only when a sequence asks for them, and only rank 0's.
-absl::Status StepExecutor::CopyLogits(const WholeRows& whole, InFlight* step) {
+absl::Status StepExecutor::CopyLogits(ConstTensorView gathered, InFlight* step) {
   bool wanted = false;
   for (const PlannedSequence& sequence : step->plan.sequences) wanted |= sequence.return_logits;
   if (!wanted || comm_->rank() != 0) return absl::OkStatus();
   RETURN_IF_ERROR(stream_->Synchronize());
   const int64_t vocab = limits_.vocab_size;
-  const size_t row_bytes = static_cast<size_t>(vocab) * sizeof(float);
+  const int64_t rows = gathered.shape[1];
+  const int64_t local = gathered.shape[2];
   int64_t row = 0;
   for (const PlannedSequence& sequence : step->plan.sequences) {
     std::string bytes;
     for (int64_t i = 0; i < sequence.num_logits; ++i, ++row) {
       if (!sequence.return_logits) continue;
-      const int64_t place = whole.places.empty() ? row : whole.places[static_cast<size_t>(row)];
-      bytes.resize(bytes.size() + row_bytes);
-      RETURN_IF_ERROR(CopyBytes(DeviceType::kCpu, bytes.data() + bytes.size() - row_bytes, device_,
-                                whole.rows.Rows(place, 1).data, static_cast<int64_t>(row_bytes)));
+      for (int64_t c = 0; c < vocab; c += local) {
+        const float* from =
+            static_cast<const float*>(gathered.data) + (c / local * rows + row) * local;
+        const size_t size = static_cast<size_t>(std::min(local, vocab - c)) * sizeof(float);
+        bytes.resize(bytes.size() + size);
+        RETURN_IF_ERROR(CopyBytes(DeviceType::kCpu, bytes.data() + bytes.size() - size, device_,
+                                  from, static_cast<int64_t>(size)));
+      }
     }
     step->logits.push_back(std::move(bytes));
   }
@@ -525,6 +574,7 @@ absl::Status StepExecutor::CopyLogits(const WholeRows& whole, InFlight* step) {
 }
 
 absl::Status StepExecutor::CollectStep(InFlight* step) {
+  RETURN_IF_ERROR(comm_->Check());
   if (step->plan.sequences.empty()) return absl::OkStatus();
   std::vector<SampleResult> rows;
   RETURN_IF_ERROR(sampler_->Collect(step->ticket, &rows));

@@ -13,10 +13,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -97,6 +99,13 @@ class StepExecutor {
     absl::Time launched;
   };
 
+  // A captured decode step.
+  struct StepGraph {
+    bool seen = false;  // ran once, op by op
+    DeviceGraph graph;
+    int64_t op_launches = 0;
+  };
+
   void Loop();
   absl::Status OpenDevice();
   void RunJob(Job job);
@@ -111,10 +120,12 @@ class StepExecutor {
   absl::Status CheckRequest(const worker::v1::StepRequest& request) const;
   absl::Status BeginSequences(ExecContext* ctx, const worker::v1::StepPlan& plan,
                               const PlannedStep& step);
+  // `gathered`: the logits, F32 [world, R, L], until the scope of the caller ends.
   absl::Status Compute(ExecContext* ctx, const ForwardBatch& batch, const CacheViews& caches,
-                       const std::vector<LogitRow>& rows, StepSampler* sampler, int ticket,
-                       WholeRows* whole);
-  absl::Status CopyLogits(const WholeRows& whole, InFlight* step);
+                       StepSampler* sampler, ConstTensorView* gathered);
+  absl::Status ComputeOrReplay(ExecContext* ctx, const ForwardBatch& batch, const PlannedStep& plan,
+                               ConstTensorView* gathered);
+  absl::Status CopyLogits(ConstTensorView gathered, InFlight* step);
   absl::Status SizeWorkspace(const BatchLimits& limits, int64_t* bytes);
   // Runs on the executor thread; waits.
   void RunAndWait(const std::function<void()>& fn);
@@ -136,7 +147,8 @@ class StepExecutor {
   Workspace workspace_;
   std::unique_ptr<SlotTable> slots_;  // null: not configured for this epoch
   std::unique_ptr<StepSampler> sampler_;
-  std::deque<InFlight> in_flight_;  // oldest first
+  std::map<std::pair<int64_t, int64_t>, StepGraph> graphs_;  // by sequences, columns of the table
+  std::deque<InFlight> in_flight_;                           // oldest first
   absl::Time last_collected_ = absl::InfinitePast();
   absl::Status broken_;
   uint64_t next_step_ = 1;

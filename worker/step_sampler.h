@@ -2,9 +2,9 @@
 // feed later steps. One implementation per kind of device; both follow kernels/sampling/sampling.h
 // bit for bit. Used by the executor thread alone.
 //
-// A step is queued by Begin (for its new sequences), Feed, Launch; its results are there once the
-// event recorded after Launch is done, and Collect hands them out. At most kTickets steps are
-// queued and not collected.
+// A step is queued by Begin (for its new sequences), Stage, Feed, Launch, Finish; its results are
+// there once the event recorded after Finish is done, and Collect hands them out. At most kTickets
+// steps are queued and not collected. Feed and Launch may be captured in a graph.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,6 @@ struct LogitRow {
   int64_t position = 0;  // absolute position of the token that is sampled
 };
 
-// Logits of a step, valid until the scope of the workspace they lie in ends.
-struct WholeRows {
-  TensorView rows;              // F32 [R, vocabulary]
-  std::vector<int64_t> places;  // row r of the batch is row places[r] here
-};
-
 class StepSampler {
  public:
   static constexpr int kTickets = 2;
@@ -48,12 +42,17 @@ class StepSampler {
   // (0 after a row without a choosable id). Such sequences have one token.
   virtual absl::Status Feed(ExecContext* ctx, const ForwardBatch& batch) = 0;
 
-  // `gathered` F32 [world, R, L]: the rows of logits as the ranks hold them; rows[r] belongs to row
-  // r. A dry run takes the workspace it needs and leaves `whole` as it is.
-  virtual absl::Status Launch(ExecContext* ctx, ConstTensorView gathered,
-                              const std::vector<LogitRow>& rows, int ticket, WholeRows* whole) = 0;
+  // Says what is wanted of the rows of logits of the step that follows.
+  virtual absl::Status Stage(ExecContext* ctx, const std::vector<LogitRow>& rows, int ticket) = 0;
 
-  // One result per row of the Launch with that ticket; rows without a slot have a digest and `nan`.
+  // `gathered` F32 [world, R, L]: the R rows of logits as the ranks hold them. A dry run takes the
+  // workspace it needs.
+  virtual absl::Status Launch(ExecContext* ctx, ConstTensorView gathered) = 0;
+
+  // Brings the results to the host.
+  virtual absl::Status Finish(ExecContext* ctx, int ticket) = 0;
+
+  // One result per row of the step with that ticket; rows without a slot have a digest and `nan`.
   virtual absl::Status Collect(int ticket, std::vector<SampleResult>* results) = 0;
 };
 

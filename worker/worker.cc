@@ -15,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/version.h"
 #include "kernels/comm/comm_self_test.h"
+#include "kernels/comm/push_comm_group.h"
 #include "kernels/comm/solo_comm_group.h"
 #include "kernels/runtime/cpu_isa.h"
 #include "kernels/runtime/device_stream.h"
@@ -356,6 +357,12 @@ absl::StatusOr<std::shared_ptr<CommGroup>> Worker::Connect(const pb::InitCommReq
   const std::vector<std::string> addresses(request.addresses().begin(), request.addresses().end());
   ASSIGN_OR_RETURN(std::unique_ptr<CommGroup> group,
                    listener->Connect(request.epoch(), request.rank(), addresses, timeout));
+  if (options_.device == DeviceType::kCuda) {
+    // The sockets carry memory handles; activations go through the devices.
+    PushOptions push;
+    push.timeout = options_.comm.collective_timeout;
+    ASSIGN_OR_RETURN(group, MakePushCommGroup(std::move(group), push));
+  }
   return std::shared_ptr<CommGroup>(std::move(group));
 }
 
@@ -398,7 +405,9 @@ absl::StatusOr<pb::InitCommResponse> Worker::InitComm(const pb::InitCommRequest&
   state_ = pb::JOINED;
   pb::InitCommResponse response;
   *response.mutable_identity() = IdentityLocked();
-  response.set_transport(world_ > 1 ? "process" : kSoloAddress);
+  response.set_transport(world_ == 1                            ? kSoloAddress
+                         : options_.device == DeviceType::kCuda ? "push"
+                                                                : "process");
   response.set_self_test(*self_test);
   response.set_elapsed_us(absl::ToInt64Microseconds(absl::Now() - start));
   return response;

@@ -36,8 +36,6 @@ void Close(void*) {}
 
 }  // namespace push_memory
 
-namespace {
-
 // Never reached: without CUDA no group can be made.
 LaunchStatus LaunchPushAllReduce(const PushChannel*, int, float*, int64_t, void*) {
   return LaunchStatus{1};
@@ -48,7 +46,6 @@ LaunchStatus LaunchPushAllGather(const PushChannel*, int, const uint32_t*, int64
 }
 LaunchStatus LaunchPushAgree(const PushChannel*, uint64_t, void*) { return LaunchStatus{1}; }
 
-}  // namespace
 #endif
 
 namespace {

@@ -24,7 +24,8 @@ const char* Name(Traffic kind);
 
 struct Counters {
   std::array<std::atomic<int64_t>, static_cast<int>(Traffic::kNumKinds)> bytes{};
-  std::atomic<int64_t> op_launches{0};  // calls of ops; equal for any number of tokens in a step
+  std::atomic<int64_t> op_launches{0};     // calls of ops; equal for any number of tokens in a step
+  std::atomic<int64_t> graph_launches{0};  // steps queued as one captured graph
   std::atomic<int64_t> collectives{0};
 
   void Add(Traffic kind, int64_t n) {
