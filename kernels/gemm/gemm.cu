@@ -18,13 +18,15 @@ constexpr int kChunkSteps = 4;  // k16 steps that are loaded together
 // Codes of one lane for 4 k16 steps.
 template <WeightFormat kFormat>
 struct Chunk {
-  static constexpr int kStepBytes =
-      kFormat == WeightFormat::kNvfp4 ? 4 : kFormat == WeightFormat::kFp8 ? 8 : 16;
+  static constexpr int kStepBytes = kFormat == WeightFormat::kNvfp4 ? 4
+                                    : kFormat == WeightFormat::kFp8 ? 8
+                                                                    : 16;
   static constexpr int kRun = 16 / kStepBytes;
   static constexpr int kLoads = kChunkSteps / kRun;
   // Chunks in flight per warp.
-  static constexpr int kDepth =
-      kFormat == WeightFormat::kNvfp4 ? 4 : kFormat == WeightFormat::kFp8 ? 2 : 1;
+  static constexpr int kDepth = kFormat == WeightFormat::kNvfp4 ? 4
+                                : kFormat == WeightFormat::kFp8 ? 2
+                                                                : 1;
   uint4 codes[kLoads];
   uint2 scales;  // NVFP4
 };
@@ -156,8 +158,7 @@ __device__ __forceinline__ float WeightScale(const GemmCudaProblem& p, int64_t r
 // Multiplies the sums of a segment by their scales, the product of which is formed first.
 template <int kTokenBlocks>
 __device__ __forceinline__ void ScaleSums(const GemmCudaProblem& p, const SegmentCursor& segment,
-                                          int64_t row, int64_t token,
-                                          float (&c)[kTokenBlocks][4]) {
+                                          int64_t row, int64_t token, float (&c)[kTokenBlocks][4]) {
   if (p.scaling == WeightScaling::kNone) return;
   const float low = WeightScale(p, row, segment.weight_column);
   const float high = WeightScale(p, row + 8, segment.weight_column);
@@ -437,8 +438,7 @@ __global__ void __launch_bounds__(kMaxThreads)
               uint32_t a0[4], a1[4];
               Decode(ring[d], s, a0);
               Decode(ring[d], s + 1, a1);
-              const uint8_t* b =
-                  shared + (chunk * kChunkSteps + s - phase) / 2 * pair_bytes;
+              const uint8_t* b = shared + (chunk * kChunkSteps + s - phase) / 2 * pair_bytes;
 #pragma unroll
               for (int i = 0; i < kTokenBlocks; ++i) {
                 const uint4 v = *reinterpret_cast<const uint4*>(b + offset[i]);
@@ -469,8 +469,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     }
   }
 
-  const int rows = static_cast<int>(
-      min(all_groups - first_group, int64_t{tile.warps} * tile.groups) * 16);
+  const int rows =
+      static_cast<int>(min(all_groups - first_group, int64_t{tile.warps} * tile.groups) * 16);
   cg::this_cluster().sync();
   JoinLeaves(p, sums, first_group * 16, rows, token, tokens);
   // Nobody leaves while others read its sums.
@@ -490,9 +490,9 @@ LaunchStatus Launch(const GemmCudaProblem& p, const GemmTile& tile, cudaStream_t
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>((p.n + rows - 1) / rows),
-                        static_cast<unsigned>(p.leaves),
-                        static_cast<unsigned>((p.m + tokens - 1) / tokens));
+  config.gridDim =
+      dim3(static_cast<unsigned>((p.n + rows - 1) / rows), static_cast<unsigned>(p.leaves),
+           static_cast<unsigned>((p.m + tokens - 1) / tokens));
   config.blockDim = dim3(static_cast<unsigned>(tile.warps) * 32);
   config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;
@@ -523,8 +523,7 @@ LaunchStatus LaunchTokens(const GemmCudaProblem& p, const GemmTile& tile, cudaSt
 LaunchStatus LaunchGemm(const GemmCudaProblem& p, const GemmTile& tile, void* stream) {
   if (p.m == 0 || p.n == 0) return LaunchStatus::kOk;
   cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const bool segmented =
-      p.weight_blocks || (p.act_group != 0 && p.act_group < p.leaf_k * p.splits);
+  const bool segmented = p.weight_blocks || (p.act_group != 0 && p.act_group < p.leaf_k * p.splits);
   switch (p.format) {
     case WeightFormat::kNvfp4:
       return LaunchTokens<WeightFormat::kNvfp4, false>(p, tile, s);

@@ -227,8 +227,8 @@ TEST(GemmEntryArmTest, NoTokensAndDryRuns) {
   const PackedPart part(w, 0, c.n, 0, 1);
   ArmContext context;
   const ConstTensorView none(TensorView(nullptr, DType::kBF16, {0, 64}));
-  ASSERT_OK(Gemm(context.get(), part.weight(), none, nullptr,
-                 TensorView(nullptr, DType::kF32, {0, 20})));
+  ASSERT_OK(
+      Gemm(context.get(), part.weight(), none, nullptr, TensorView(nullptr, DType::kF32, {0, 20})));
   EXPECT_EQ(context.op_launches(), 1);
   DryRunContext dry;
   ASSERT_OK(Gemm(dry.get(), part.weight(), TensorView(nullptr, DType::kBF16, {7, 64}), nullptr,

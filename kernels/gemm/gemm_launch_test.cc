@@ -7,7 +7,8 @@ namespace lockstep {
 namespace {
 
 TEST(ChooseGemmTileTest, FitsEveryShape) {
-  for (const WeightFormat format : {WeightFormat::kNvfp4, WeightFormat::kFp8, WeightFormat::kBF16}) {
+  for (const WeightFormat format :
+       {WeightFormat::kNvfp4, WeightFormat::kFp8, WeightFormat::kBF16}) {
     for (int64_t n : {4, 20, 5120, 34816, 248320}) {
       for (int64_t leaf_steps : {1, 3, 17, 80, 136, 320, 1088}) {
         for (int leaves : {1, 2, 4, 8}) {

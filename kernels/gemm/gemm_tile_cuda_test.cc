@@ -33,9 +33,8 @@ TEST_P(GemmTileTest, EveryTileGivesTheSameBits) {
         for (int groups : {1, 3}) {
           for (bool phases : {false, true}) {
             ArmTensor out(DType::kF32, {m, c.n});
-            const GemmCudaProblem p =
-                MakeGemmCudaProblem(part.weight(), input.view,
-                                    input.scales == nullptr ? nullptr : &scales, out.view());
+            const GemmCudaProblem p = MakeGemmCudaProblem(
+                part.weight(), input.view, input.scales == nullptr ? nullptr : &scales, out.view());
             GemmTile tile;
             tile.token_blocks = token_blocks;
             tile.warps = warps;
@@ -43,9 +42,8 @@ TEST_P(GemmTileTest, EveryTileGivesTheSameBits) {
             tile.phase_steps = phases ? 16 : static_cast<int>(p.leaf_k / 16);
             if (GemmSharedBytes(tile, m) > 200 << 10) continue;
             ASSERT_EQ(LaunchGemm(p, tile, nullptr), LaunchStatus::kOk);
-            ASSERT_EQ(out.Get(), want)
-                << m << " tokens, blocks " << token_blocks << ", warps " << warps << ", groups "
-                << groups << ", phases " << phases;
+            ASSERT_EQ(out.Get(), want) << m << " tokens, blocks " << token_blocks << ", warps "
+                                       << warps << ", groups " << groups << ", phases " << phases;
           }
         }
       }

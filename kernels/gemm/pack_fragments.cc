@@ -209,10 +209,9 @@ uint32_t FragmentCode(WeightFormat format, const uint8_t* packed, int64_t k, int
   const int64_t step_bytes = StepBytes(format);
   const int64_t leaf_steps = k / 16 / leaves;
   const int64_t step = column / 16;
-  const uint8_t* base = packed + (row / kGroupRows * leaves + step / leaf_steps) * leaf_steps *
-                                     kLanes * step_bytes;
-  const StepPlace place =
-      PlaceOf(step % leaf_steps, leaf_steps, RunOf(format), kLanes, step_bytes);
+  const uint8_t* base =
+      packed + (row / kGroupRows * leaves + step / leaf_steps) * leaf_steps * kLanes * step_bytes;
+  const StepPlace place = PlaceOf(step % leaf_steps, leaf_steps, RunOf(format), kLanes, step_bytes);
   const int64_t r = row % kGroupRows;
   const int64_t c = column % 16;
   const int64_t lane = r % 8 * 4 + c % 8 / 2;
@@ -228,9 +227,9 @@ uint8_t FragmentScale(const uint8_t* packed, int64_t k, int leaves, int64_t row,
   const StepPlace place =
       PlaceOf(block % leaf_steps, leaf_steps, RunOf(WeightFormat::kNvfp4), 8, 2);
   const int64_t r = row % kGroupRows;
-  return DecodeScale(packed[(row / kGroupRows * leaves + block / leaf_steps) * leaf_steps *
-                                kGroupRows +
-                            place.offset + r % 8 * place.lane_stride + r / 8]);
+  return DecodeScale(
+      packed[(row / kGroupRows * leaves + block / leaf_steps) * leaf_steps * kGroupRows +
+             place.offset + r % 8 * place.lane_stride + r / 8]);
 }
 
 }  // namespace lockstep

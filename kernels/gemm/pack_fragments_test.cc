@@ -32,8 +32,8 @@ struct Cut {
   int leaves;
 };
 // Short last groups, leaves that end in short runs.
-constexpr Cut kCuts[] = {{16, 16, 1}, {4, 48, 1}, {20, 80, 1}, {37, 272, 1}, {20, 544, 2},
-                         {33, 640, 8}};
+constexpr Cut kCuts[] = {{16, 16, 1},  {4, 48, 1},   {20, 80, 1},
+                         {37, 272, 1}, {20, 544, 2}, {33, 640, 8}};
 
 TEST(PackFragmentsTest, EveryCodeIsFoundAgain) {
   for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kFp8}) {

@@ -141,9 +141,9 @@ void PackedLinearBuilder::Ignore(const std::string& suffix) {
   store_->UseIfPresent(absl::StrCat(shard_.module, ".", suffix));
 }
 
-absl::StatusOr<const void*> PackedLinearBuilder::Place(
-    const TensorInfo& tensor, int64_t bytes, int64_t checkpoint_bytes,
-    const std::function<void(uint8_t*)>& fill) {
+absl::StatusOr<const void*> PackedLinearBuilder::Place(const TensorInfo& tensor, int64_t bytes,
+                                                       int64_t checkpoint_bytes,
+                                                       const std::function<void(uint8_t*)>& fill) {
   const WeightClass cls{Name(scheme_.weight), shard_.module_class};
   ASSIGN_OR_RETURN(DeviceBuffer buffer,
                    store_->Place(bytes, checkpoint_bytes, cls, [&](uint8_t* out) {
@@ -213,10 +213,9 @@ absl::StatusOr<const void*> PackedLinearBuilder::PlaceCodes(const TensorInfo& te
     });
   }
   RETURN_IF_ERROR(CheckFragments());
-  return Place(tensor, FragmentCodeBytes(weight_.format, weight_.n, weight_.k), bytes,
-               [&](uint8_t* out) {
-                 PackFragments(weight_.format, rows, weight_.k, leaves(), out);
-               });
+  return Place(
+      tensor, FragmentCodeBytes(weight_.format, weight_.n, weight_.k), bytes,
+      [&](uint8_t* out) { PackFragments(weight_.format, rows, weight_.k, leaves(), out); });
 }
 
 absl::Status PackedLinearBuilder::PlaceNvfp4(const TensorInfo& codes, const TensorInfo& scales,
@@ -230,13 +229,11 @@ absl::Status PackedLinearBuilder::PlaceNvfp4(const TensorInfo& codes, const Tens
   const int64_t n = weight_.n, k = weight_.k;
   const int64_t code_bytes = n * k / 2, scale_bytes = n * k / kScaleBlock;
   if (store_->device() == DeviceType::kCpu) {
-    ASSIGN_OR_RETURN(weight_.codes, Place(codes, code_bytes, code_bytes, [&](uint8_t* out) {
-                       PackRows(rows, k / 2, 1, out);
-                     }));
+    ASSIGN_OR_RETURN(weight_.codes, Place(codes, code_bytes, code_bytes,
+                                          [&](uint8_t* out) { PackRows(rows, k / 2, 1, out); }));
     ASSIGN_OR_RETURN(weight_.block16_scales,
-                     Place(scales, scale_bytes, scale_bytes, [&](uint8_t* out) {
-                       PackRows(scale_rows, k / kScaleBlock, 1, out);
-                     }));
+                     Place(scales, scale_bytes, scale_bytes,
+                           [&](uint8_t* out) { PackRows(scale_rows, k / kScaleBlock, 1, out); }));
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(CheckFragments());
@@ -246,11 +243,10 @@ absl::Status PackedLinearBuilder::PlaceNvfp4(const TensorInfo& codes, const Tens
       Place(codes, FragmentCodeBytes(WeightFormat::kNvfp4, n, k), code_bytes, [&](uint8_t* out) {
         PackNvfp4Fragments(rows, scale_rows, k, leaves(), out, packed_scales.data());
       }));
-  ASSIGN_OR_RETURN(weight_.block16_scales,
-                   Place(scales, static_cast<int64_t>(packed_scales.size()), scale_bytes,
-                         [&](uint8_t* out) {
-                           std::copy(packed_scales.begin(), packed_scales.end(), out);
-                         }));
+  ASSIGN_OR_RETURN(
+      weight_.block16_scales,
+      Place(scales, static_cast<int64_t>(packed_scales.size()), scale_bytes,
+            [&](uint8_t* out) { std::copy(packed_scales.begin(), packed_scales.end(), out); }));
   return absl::OkStatus();
 }
 

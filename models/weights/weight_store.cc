@@ -103,9 +103,9 @@ absl::StatusOr<DeviceBuffer> WeightStore::Allocate(int64_t bytes, int64_t checkp
   return buffer;
 }
 
-absl::StatusOr<DeviceBuffer> WeightStore::Place(
-    int64_t bytes, int64_t checkpoint_bytes, const WeightClass& cls,
-    const std::function<absl::Status(uint8_t*)>& fill) {
+absl::StatusOr<DeviceBuffer> WeightStore::Place(int64_t bytes, int64_t checkpoint_bytes,
+                                                const WeightClass& cls,
+                                                const std::function<absl::Status(uint8_t*)>& fill) {
   ASSIGN_OR_RETURN(DeviceBuffer buffer, Allocate(bytes, checkpoint_bytes, cls));
   if (device_ == DeviceType::kCpu) {
     RETURN_IF_ERROR(fill(static_cast<uint8_t*>(buffer.data())));
@@ -179,10 +179,9 @@ absl::StatusOr<TensorView> WeightStore::PlaceTensor(const std::string& name,
       const uint8_t* source = tensor->data + slice.begin * row_bytes;
       const int64_t bad = FirstNonFinite(source, tensor->dtype, slice.size * row_elements);
       if (bad >= 0) {
-        return absl::DataLossError(absl::StrCat("tensor ", name, " in ", tensor->file,
-                                                ": value at index ",
-                                                slice.begin * row_elements + bad,
-                                                " is not finite"));
+        return absl::DataLossError(
+            absl::StrCat("tensor ", name, " in ", tensor->file, ": value at index ",
+                         slice.begin * row_elements + bad, " is not finite"));
       }
       if (row_bytes > 0) std::memcpy(out, source, static_cast<size_t>(slice.size * row_bytes));
       out += slice.size * row_bytes;

@@ -216,8 +216,8 @@ TestInput::Part TestInput::Rows(int64_t begin, int64_t count, int rank, int worl
                 static_cast<size_t>(k * unit));
   }
   Part part;
-  part.x = std::make_unique<ArmTensor>(unit == 2 ? DType::kBF16 : DType::kU8,
-                                       Shape{count, k + padding});
+  part.x =
+      std::make_unique<ArmTensor>(unit == 2 ? DType::kBF16 : DType::kU8, Shape{count, k + padding});
   part.x->SetBytes(bytes);
   part.view = part.x->view().Columns(0, k);
   if (c_.act_group != 0) {
