@@ -1,10 +1,14 @@
-// The host entry of GatherRows and its CPU arm.
+// The host entry of GatherRows, its CPU arm and the call of its CUDA arm.
 #include "kernels/gemm/gather_rows.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/float_types.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/gemm/gather_rows_launch.h"
+#include "kernels/runtime/arm_table.h"
+#include "kernels/runtime/op_check.h"
 
 namespace lockstep {
 namespace {
@@ -34,6 +38,64 @@ void GatherCpu(ExecContext* ctx, const GemmWeight& weight, ConstTensorView token
   });
 }
 
+struct Problem {
+  const GemmWeight& weight;
+  ConstTensorView tokens;
+  int64_t row_begin;
+  TensorView out;
+};
+
+absl::Status RunCpu(ExecContext* ctx, const Problem& p) {
+  if (ctx->dry_run()) return absl::OkStatus();
+  const bool bf16 = p.weight.format == WeightFormat::kBF16;
+  if (p.out.dtype == DType::kF32) {
+    if (bf16) {
+      GatherCpu<BF16, float>(ctx, p.weight, p.tokens, p.row_begin, p.out);
+    } else {
+      GatherCpu<float, float>(ctx, p.weight, p.tokens, p.row_begin, p.out);
+    }
+  } else if (bf16) {
+    GatherCpu<BF16, BF16>(ctx, p.weight, p.tokens, p.row_begin, p.out);
+  } else {
+    GatherCpu<float, BF16>(ctx, p.weight, p.tokens, p.row_begin, p.out);
+  }
+  return absl::OkStatus();
+}
+
+#if defined(KERNELS_WITH_CUDA)
+const char* CannotRunCuda(const Problem& p) {
+  if (p.weight.format != WeightFormat::kBF16) return "the weight is F32; BF16 is needed";
+  if (p.weight.k % 16 != 0) return "K is not a multiple of 16";
+  return nullptr;
+}
+
+absl::Status RunCuda(ExecContext* ctx, const Problem& problem) {
+  if (ctx->dry_run()) return absl::OkStatus();
+  GatherRowsProblem p;
+  p.codes = problem.weight.codes;
+  p.n = problem.weight.n;
+  p.k = problem.weight.k;
+  p.tokens = static_cast<const int32_t*>(problem.tokens.data);
+  p.row_begin = problem.row_begin;
+  p.num_tokens = problem.tokens.shape[0];
+  p.out = problem.out.data;
+  p.out_bf16 = problem.out.dtype == DType::kBF16;
+  p.out_stride = problem.out.row_stride;
+  const LaunchStatus status = LaunchGatherRows(p, ctx->stream);
+  if (status == LaunchStatus::kOk) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("GatherRows: the launch failed with cuda error ", static_cast<int>(status)));
+}
+#endif
+
+using RunFn = absl::Status (*)(ExecContext* ctx, const Problem& problem);
+constexpr Arm<Problem, RunFn> kArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, CannotRunCuda, RunCuda},
+#endif
+    {"cpu", DeviceType::kCpu, nullptr, RunCpu},
+};
+
 }  // namespace
 
 absl::Status GatherRows(ExecContext* ctx, const GemmWeight& weight, ConstTensorView tokens,
@@ -51,24 +113,10 @@ absl::Status GatherRows(ExecContext* ctx, const GemmWeight& weight, ConstTensorV
                                                    ", expected [", tokens.rows(), ", ", weight.k,
                                                    "] of F32 or BF16"));
   }
-  if (weight.device != DeviceType::kCpu) {
-    return absl::UnimplementedError("GatherRows: this build has no arm for the weight's device");
-  }
-  ctx->counters->op_launches.fetch_add(1, std::memory_order_relaxed);
-  if (ctx->dry_run()) return absl::OkStatus();
-  const bool bf16 = weight.format == WeightFormat::kBF16;
-  if (out.dtype == DType::kF32) {
-    if (bf16) {
-      GatherCpu<BF16, float>(ctx, weight, tokens, row_begin, out);
-    } else {
-      GatherCpu<float, float>(ctx, weight, tokens, row_begin, out);
-    }
-  } else if (bf16) {
-    GatherCpu<BF16, BF16>(ctx, weight, tokens, row_begin, out);
-  } else {
-    GatherCpu<float, BF16>(ctx, weight, tokens, row_begin, out);
-  }
-  return absl::OkStatus();
+  const Problem problem = {weight, tokens, row_begin, out};
+  ASSIGN_OR_RETURN(const auto* arm, ChooseArm("GatherRows", kArms, weight.device, problem));
+  CountLaunch(ctx);
+  return arm->run(ctx, problem);
 }
 
 }  // namespace lockstep

@@ -8,8 +8,12 @@
 #include "kernels/base/check.h"
 #include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gemm/gemm_cuda_problem.h"
+#include "kernels/gemm/gemm_launch.h"
 #include "kernels/gemm/gemm_tile.h"
+#include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/op_check.h"
 
 namespace lockstep {
 
@@ -61,8 +65,18 @@ void FillTile(ConstTensorView x, int64_t token, int64_t tokens, float* out) {
 }
 
 // `out` of rank 3: the sums of the virtual shards, kept apart.
-absl::Status GemmCpu(ExecContext* ctx, const GemmWeight& weight, ConstTensorView x,
-                     const ConstTensorView* act_scales, TensorView out) {
+struct Problem {
+  const GemmWeight& weight;
+  ConstTensorView x;
+  const ConstTensorView* act_scales;
+  TensorView out;
+};
+
+absl::Status GemmCpu(ExecContext* ctx, const Problem& problem) {
+  const GemmWeight& weight = problem.weight;
+  const ConstTensorView x = problem.x;
+  const ConstTensorView* act_scales = problem.act_scales;
+  const TensorView out = problem.out;
   const int64_t m = x.rows();
   Workspace::Scope scope(ctx->workspace);
   // One row of floats is its own tile.
@@ -114,13 +128,43 @@ absl::Status GemmCpu(ExecContext* ctx, const GemmWeight& weight, ConstTensorView
   return absl::OkStatus();
 }
 
-struct Arm {
-  DeviceType device;
-  absl::Status (*run)(ExecContext*, const GemmWeight&, ConstTensorView, const ConstTensorView*,
-                      TensorView);
-};
-constexpr Arm kArms[] = {
-    {DeviceType::kCpu, GemmCpu},
+#if defined(KERNELS_WITH_CUDA)
+const char* CannotRunCuda(const Problem& problem) {
+  const GemmWeight& weight = problem.weight;
+  if (weight.format == WeightFormat::kF32) return "weights are F32; BF16, FP8 or NVFP4 is needed";
+  if (problem.x.dtype == DType::kF32) return "activations are F32; BF16 or FP8 codes are needed";
+  const KLayout& layout = weight.layout;
+  if (layout.shard_size % (16 * weight.splits) != 0) {
+    return "K of a virtual shard is not a multiple of 16";
+  }
+  if (layout.act_group % 16 != 0) return "activation groups are not a multiple of 16 columns";
+  if (layout.weight_blocks && layout.begin % 16 != 0) {
+    return "the first column is not a multiple of 16";
+  }
+  if (weight.shards * weight.splits > kMaxShards) return "K has more than 8 parts";
+  if (weight.block_rows.size() > kMaxBlockRows) {
+    return "the rows are more than 8 ranges of the full tensor";
+  }
+  return nullptr;
+}
+
+absl::Status GemmCuda(ExecContext* ctx, const Problem& problem) {
+  if (ctx->dry_run()) return absl::OkStatus();
+  const GemmCudaProblem p =
+      MakeGemmCudaProblem(problem.weight, problem.x, problem.act_scales, problem.out);
+  const LaunchStatus status = LaunchGemm(p, ChooseGemmTile(ShapeOf(p)), ctx->stream);
+  if (status == LaunchStatus::kOk) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("Gemm: the launch failed with cuda error ", static_cast<int>(status)));
+}
+#endif
+
+using RunFn = absl::Status (*)(ExecContext* ctx, const Problem& problem);
+constexpr Arm<Problem, RunFn> kArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, CannotRunCuda, GemmCuda},
+#endif
+    {"cpu", DeviceType::kCpu, nullptr, GemmCpu},
 };
 
 absl::Status CheckOperands(const GemmWeight& weight, ConstTensorView x,
@@ -159,8 +203,55 @@ absl::Status CheckOperands(const GemmWeight& weight, ConstTensorView x,
 
 }  // namespace
 
+GemmCudaProblem MakeGemmCudaProblem(const GemmWeight& weight, const ConstTensorView& x,
+                                    const ConstTensorView* act_scales, const TensorView& out) {
+  const KLayout& layout = weight.layout;
+  CHECK(layout.k == weight.k && layout.k == layout.shard_size * weight.shards)
+      << "K " << weight.k << " laid out as " << layout.k << " in shards of " << layout.shard_size
+      << " ";
+  GemmCudaProblem p;
+  p.format = weight.format;
+  p.scaling = weight.scaling;
+  p.n = weight.n;
+  p.k = weight.k;
+  p.m = x.rows();
+  p.splits = static_cast<int>(weight.splits);
+  p.leaves = static_cast<int>(weight.shards * weight.splits);
+  p.leaf_k = weight.k / p.leaves;
+  p.weight_blocks = layout.weight_blocks;
+  p.first_column = layout.begin;
+  p.act_group = layout.act_group;
+  p.codes = weight.codes;
+  p.block16_scales = weight.block16_scales;
+  p.tensor_scale = weight.tensor_scale;
+  p.scales = weight.scales;
+  p.scales_bf16 = weight.scale_dtype == DType::kBF16;
+  p.scale_columns = weight.scale_columns;
+  CHECK(weight.block_rows.size() <= kMaxBlockRows) << weight.block_rows.size() << " ranges ";
+  p.num_block_rows = static_cast<int>(weight.block_rows.size());
+  std::copy(weight.block_rows.begin(), weight.block_rows.end(), p.block_rows);
+  p.x = x.data;
+  p.x_codes = x.dtype == DType::kU8;
+  p.x_stride = x.row_stride;
+  if (act_scales != nullptr) {
+    p.act_scales = static_cast<const float*>(act_scales->data);
+    p.act_scale_stride = act_scales->row_stride;
+  }
+  p.out = out.data;
+  p.out_bf16 = out.dtype == DType::kBF16;
+  p.keep_shards = out.shape.rank() == 3;
+  p.out_stride = p.keep_shards ? weight.n : out.row_stride;
+  p.out_shard_stride = p.keep_shards ? out.row_stride : 0;
+  return p;
+}
+
 int64_t ActScalesPerToken(int64_t k, int64_t shard_size, int64_t act_group) {
   return k / shard_size * CeilDiv(shard_size, act_group);
+}
+
+int64_t SplitsOf(DeviceType device, int64_t k) {
+  if (device == DeviceType::kCpu) return 1;
+  return k >= 2048 && k % 256 == 0 ? 4 : k >= 1024 && k % 128 == 0 ? 2 : 1;
 }
 
 std::vector<KSegment> MakeSegments(const KLayout& layout) {
@@ -198,11 +289,10 @@ absl::Status RunGemm(ExecContext* ctx, const GemmWeight& weight, ConstTensorView
                      const ConstTensorView* act_scales, TensorView out) {
   RETURN_IF_ERROR(CheckOperands(weight, x, act_scales, out));
   CHECK(weight.shards >= 1 && weight.shards <= kMaxShards) << weight.shards << " virtual shards ";
-  ctx->counters->op_launches.fetch_add(1, std::memory_order_relaxed);
-  for (const Arm& arm : kArms) {
-    if (arm.device == weight.device) return arm.run(ctx, weight, x, act_scales, out);
-  }
-  return absl::UnimplementedError("Gemm: this build has no arm for the weight's device");
+  const Problem problem = {weight, x, act_scales, out};
+  ASSIGN_OR_RETURN(const auto* arm, ChooseArm("Gemm", kArms, weight.device, problem));
+  CountLaunch(ctx);
+  return arm->run(ctx, problem);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ class Bf16Method : public LinearMethod {
     builder.weight().format = bf16 ? WeightFormat::kBF16 : WeightFormat::kF32;
     ASSIGN_OR_RETURN(
         builder.weight().codes,
-        builder.PlaceUnits(*weight, 1, bf16 ? IsBadBF16 : IsBadF32, "a weight that is not finite"));
+        builder.PlaceCodes(*weight, bf16 ? IsBadBF16 : IsBadF32, "a weight that is not finite"));
     return builder.Finish();
   }
 };

@@ -48,7 +48,7 @@ class Fp8Method : public LinearMethod {
           absl::StrCat("tensor ", codes->name, " is ", codes->ToString(), ", expected F8_E4M3"));
     }
     builder.weight().format = WeightFormat::kFp8;
-    ASSIGN_OR_RETURN(builder.weight().codes, builder.PlaceUnits(*codes, 1, IsNan, "a NaN code"));
+    ASSIGN_OR_RETURN(builder.weight().codes, builder.PlaceCodes(*codes, IsNan, "a NaN code"));
     if (scaling_ == WeightScaling::kTensor) {
       RETURN_IF_ERROR(PlaceTensorScale(*codes, *scale, &builder));
     } else if (scaling_ == WeightScaling::kChannel) {

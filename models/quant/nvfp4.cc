@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t kBlock = 16;
 
-bool NeverBad(const uint8_t*) { return false; }
 bool IsBadScale(const uint8_t* p) { return IsE4M3Nan(*p) || *p > 0x80; }
 
 // The multiplier of the sums. A zero global is corrupt unless the tensor holds zeros only.
@@ -58,9 +57,8 @@ class Nvfp4Method : public LinearMethod {
     GemmWeight& weight = builder.weight();
     weight.format = WeightFormat::kNvfp4;
     weight.scaling = WeightScaling::kTensor;
-    ASSIGN_OR_RETURN(weight.codes, builder.PlaceUnits(*codes, 2, NeverBad, ""));
-    ASSIGN_OR_RETURN(weight.block16_scales, builder.PlaceUnits(*scales, kBlock, IsBadScale,
-                                                               "a NaN or a negative block scale"));
+    RETURN_IF_ERROR(
+        builder.PlaceNvfp4(*codes, *scales, IsBadScale, "a NaN or a negative block scale"));
     ASSIGN_OR_RETURN(const float stored, builder.PlaceScalar(*global));
     ASSIGN_OR_RETURN(weight.tensor_scale, Multiplier(scheme, *global, stored, *codes));
     return builder.Finish();

@@ -2,6 +2,7 @@
 // and the builder with which a format fills it from the checkpoint.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -59,11 +60,15 @@ class PackedLinearBuilder {
   // Marks `{module}.{suffix}` as used if it is there, without reading it.
   void Ignore(const std::string& suffix);
 
-  // Packs the shard's rows and columns of a tensor stored as [n, k / k_per_unit] units of the
-  // dtype's size, or as one such matrix of a stack. `is_bad(first byte of a unit)` marks corrupt
-  // units: DataLoss names tensor and index.
-  absl::StatusOr<const void*> PlaceUnits(const TensorInfo& tensor, int64_t k_per_unit,
-                                         bool (*is_bad)(const uint8_t*), const char* bad_text);
+  // Packs the shard's rows and columns of a tensor of codes stored as [n, k], or as one such matrix
+  // of a stack, in weight().format, for the store's device. `is_bad(first byte of a code)` marks
+  // corrupt codes: DataLoss names tensor and index. FailedPrecondition when the device cannot have
+  // the format or the shape.
+  absl::StatusOr<const void*> PlaceCodes(const TensorInfo& tensor, bool (*is_bad)(const uint8_t*),
+                                         const char* bad_text);
+  // The same of E2M1 codes, stored as [n, k / 2] bytes, and their E4M3 scales [n, k / 16].
+  absl::Status PlaceNvfp4(const TensorInfo& codes, const TensorInfo& scales,
+                          bool (*is_bad_scale)(const uint8_t*), const char* bad_text);
   // One scale per row of the shard, F32 or BF16, stored as [n] or [n, 1].
   absl::Status PlaceChannelScales(const TensorInfo& tensor);
   // The 128 x 128 block scales that cover the shard, F32 or BF16, stored as [R, C] or [R, 1, C, 1].
@@ -75,7 +80,17 @@ class PackedLinearBuilder {
 
  private:
   PackedLinearBuilder() = default;
-  absl::StatusOr<uint8_t*> Allocate(const TensorInfo& tensor, int64_t bytes);
+  // Device memory with the bytes that `fill` writes on the host.
+  absl::StatusOr<const void*> Place(const TensorInfo& tensor, int64_t bytes,
+                                    int64_t checkpoint_bytes,
+                                    const std::function<void(uint8_t*)>& fill);
+  // The shard's part of each of its rows; a unit of the tensor's dtype holds k_per_unit columns.
+  absl::StatusOr<std::vector<const uint8_t*>> RowsOf(const TensorInfo& tensor, int64_t k_per_unit,
+                                                     bool (*is_bad)(const uint8_t*),
+                                                     const char* bad_text) const;
+  // FailedPrecondition when the weight cannot be packed for CUDA.
+  absl::Status CheckFragments() const;
+  int leaves() const { return static_cast<int>(weight_.shards * weight_.splits); }
   absl::Status PlanActivation(ActivationQuant activation_quant);
 
   LinearScheme scheme_;

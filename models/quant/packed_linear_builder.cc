@@ -1,4 +1,5 @@
 // Validation of shards and PackedLinearBuilder: slices of the checkpoint, checked and packed.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/pack.h"
+#include "kernels/gemm/pack_fragments.h"
 #include "models/quant/packed_linear.h"
 
 namespace lockstep {
@@ -96,10 +98,6 @@ absl::StatusOr<PackedLinearBuilder> PackedLinearBuilder::Create(const LinearSche
                                                                 const LinearShard& shard,
                                                                 ActivationQuant activation_quant,
                                                                 WeightStore* store) {
-  if (store->device() != DeviceType::kCpu) {
-    return absl::UnimplementedError(
-        absl::StrCat(shard.module, ": this build packs linears for the CPU only"));
-  }
   PackedLinearBuilder b;
   b.scheme_ = scheme;
   b.shard_ = shard;
@@ -108,6 +106,7 @@ absl::StatusOr<PackedLinearBuilder> PackedLinearBuilder::Create(const LinearSche
   b.weight_.n = shard.local_n();
   b.weight_.k = shard.columns.size;
   b.weight_.shards = shard.local_shards();
+  if (!shard.row_parallel) b.weight_.splits = SplitsOf(store->device(), shard.k);
   RETURN_IF_ERROR(b.PlanActivation(activation_quant));
   return b;
 }
@@ -142,18 +141,23 @@ void PackedLinearBuilder::Ignore(const std::string& suffix) {
   store_->UseIfPresent(absl::StrCat(shard_.module, ".", suffix));
 }
 
-absl::StatusOr<uint8_t*> PackedLinearBuilder::Allocate(const TensorInfo& tensor, int64_t bytes) {
+absl::StatusOr<const void*> PackedLinearBuilder::Place(const TensorInfo& tensor, int64_t bytes,
+                                                       int64_t checkpoint_bytes,
+                                                       const std::function<void(uint8_t*)>& fill) {
   const WeightClass cls{Name(scheme_.weight), shard_.module_class};
-  ASSIGN_OR_RETURN(DeviceBuffer buffer, store_->Allocate(bytes, bytes, cls));
+  ASSIGN_OR_RETURN(DeviceBuffer buffer,
+                   store_->Place(bytes, checkpoint_bytes, cls, [&](uint8_t* out) {
+                     fill(out);
+                     return absl::OkStatus();
+                   }));
   buffers_.push_back(std::move(buffer));
-  store_->Placed(tensor, bytes);
-  return static_cast<uint8_t*>(buffers_.back().data());
+  store_->Placed(tensor, checkpoint_bytes);
+  return buffers_.back().data();
 }
 
-absl::StatusOr<const void*> PackedLinearBuilder::PlaceUnits(const TensorInfo& tensor,
-                                                            int64_t k_per_unit,
-                                                            bool (*is_bad)(const uint8_t*),
-                                                            const char* bad_text) {
+absl::StatusOr<std::vector<const uint8_t*>> PackedLinearBuilder::RowsOf(
+    const TensorInfo& tensor, int64_t k_per_unit, bool (*is_bad)(const uint8_t*),
+    const char* bad_text) const {
   const int64_t unit_bytes = SizeOf(tensor.dtype);
   const int64_t row_units = shard_.k / k_per_unit;
   const LinearStack& stack = shard_.stack;
@@ -181,10 +185,69 @@ absl::StatusOr<const void*> PackedLinearBuilder::PlaceUnits(const TensorInfo& te
       rows.push_back(row);
     }
   }
-  const int64_t bytes = static_cast<int64_t>(rows.size()) * units * unit_bytes;
-  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, bytes));
-  PackRows(rows, units, static_cast<int>(unit_bytes), out);
-  return out;
+  return rows;
+}
+
+absl::Status PackedLinearBuilder::CheckFragments() const {
+  const auto bad = [&](const std::string& why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(shard_.module, " [", shard_.n, ", ", shard_.k, "]: on cuda ", why));
+  };
+  if (weight_.format == WeightFormat::kF32) {
+    return bad("weights are BF16, FP8 or NVFP4, these are F32: convert the checkpoint");
+  }
+  const int64_t shard_size = weight_.k / weight_.shards;
+  if (shard_size % 16 == 0) return absl::OkStatus();
+  return bad(absl::StrCat("columns come in multiples of 16, a virtual shard has ", shard_size));
+}
+
+absl::StatusOr<const void*> PackedLinearBuilder::PlaceCodes(const TensorInfo& tensor,
+                                                            bool (*is_bad)(const uint8_t*),
+                                                            const char* bad_text) {
+  ASSIGN_OR_RETURN(const std::vector<const uint8_t*> rows, RowsOf(tensor, 1, is_bad, bad_text));
+  const int64_t unit_bytes = SizeOf(tensor.dtype);
+  const int64_t bytes = weight_.n * weight_.k * unit_bytes;
+  if (store_->device() == DeviceType::kCpu) {
+    return Place(tensor, bytes, bytes, [&](uint8_t* out) {
+      PackRows(rows, weight_.k, static_cast<int>(unit_bytes), out);
+    });
+  }
+  RETURN_IF_ERROR(CheckFragments());
+  return Place(
+      tensor, FragmentCodeBytes(weight_.format, weight_.n, weight_.k), bytes,
+      [&](uint8_t* out) { PackFragments(weight_.format, rows, weight_.k, leaves(), out); });
+}
+
+absl::Status PackedLinearBuilder::PlaceNvfp4(const TensorInfo& codes, const TensorInfo& scales,
+                                             bool (*is_bad_scale)(const uint8_t*),
+                                             const char* bad_text) {
+  constexpr int64_t kScaleBlock = 16;
+  const auto never = [](const uint8_t*) { return false; };
+  ASSIGN_OR_RETURN(const std::vector<const uint8_t*> rows, RowsOf(codes, 2, never, ""));
+  ASSIGN_OR_RETURN(const std::vector<const uint8_t*> scale_rows,
+                   RowsOf(scales, kScaleBlock, is_bad_scale, bad_text));
+  const int64_t n = weight_.n, k = weight_.k;
+  const int64_t code_bytes = n * k / 2, scale_bytes = n * k / kScaleBlock;
+  if (store_->device() == DeviceType::kCpu) {
+    ASSIGN_OR_RETURN(weight_.codes, Place(codes, code_bytes, code_bytes,
+                                          [&](uint8_t* out) { PackRows(rows, k / 2, 1, out); }));
+    ASSIGN_OR_RETURN(weight_.block16_scales,
+                     Place(scales, scale_bytes, scale_bytes,
+                           [&](uint8_t* out) { PackRows(scale_rows, k / kScaleBlock, 1, out); }));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(CheckFragments());
+  std::vector<uint8_t> packed_scales(static_cast<size_t>(FragmentScaleBytes(n, k)));
+  ASSIGN_OR_RETURN(
+      weight_.codes,
+      Place(codes, FragmentCodeBytes(WeightFormat::kNvfp4, n, k), code_bytes, [&](uint8_t* out) {
+        PackNvfp4Fragments(rows, scale_rows, k, leaves(), out, packed_scales.data());
+      }));
+  ASSIGN_OR_RETURN(
+      weight_.block16_scales,
+      Place(scales, static_cast<int64_t>(packed_scales.size()), scale_bytes,
+            [&](uint8_t* out) { std::copy(packed_scales.begin(), packed_scales.end(), out); }));
+  return absl::OkStatus();
 }
 
 absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor) {
@@ -197,14 +260,16 @@ absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor) {
   for (const Range& r : shard_.rows) {
     for (int64_t i = r.begin; i < r.begin + r.size; ++i) RETURN_IF_ERROR(CheckScale(tensor, i));
   }
-  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, shard_.local_n() * size));
+  const int64_t bytes = shard_.local_n() * size;
   weight_.scaling = WeightScaling::kChannel;
-  weight_.scales = out;
   weight_.scale_dtype = tensor.dtype;
-  for (const Range& r : shard_.rows) {
-    std::memcpy(out, tensor.data + r.begin * size, static_cast<size_t>(r.size * size));
-    out += r.size * size;
-  }
+  ASSIGN_OR_RETURN(weight_.scales, Place(tensor, bytes, bytes, [&](uint8_t* out) {
+                     for (const Range& r : shard_.rows) {
+                       std::memcpy(out, tensor.data + r.begin * size,
+                                   static_cast<size_t>(r.size * size));
+                       out += r.size * size;
+                     }
+                   }));
   return absl::OkStatus();
 }
 
@@ -239,16 +304,17 @@ absl::Status PackedLinearBuilder::PlaceBlockScales(const TensorInfo& tensor) {
   }
   const int64_t size = SizeOf(tensor.dtype);
   const int64_t row_bytes = columns * size;
-  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, static_cast<int64_t>(held.size()) * row_bytes));
+  const int64_t bytes = static_cast<int64_t>(held.size()) * row_bytes;
   weight_.scaling = WeightScaling::kBlock128;
-  weight_.scales = out;
   weight_.scale_dtype = tensor.dtype;
   weight_.scale_columns = columns;
-  for (int64_t row : held) {
-    std::memcpy(out, tensor.data + (row * all_columns + first) * size,
-                static_cast<size_t>(row_bytes));
-    out += row_bytes;
-  }
+  ASSIGN_OR_RETURN(weight_.scales, Place(tensor, bytes, bytes, [&](uint8_t* out) {
+                     for (int64_t row : held) {
+                       std::memcpy(out, tensor.data + (row * all_columns + first) * size,
+                                   static_cast<size_t>(row_bytes));
+                       out += row_bytes;
+                     }
+                   }));
   return absl::OkStatus();
 }
 
@@ -257,8 +323,9 @@ absl::StatusOr<float> PackedLinearBuilder::PlaceScalar(const TensorInfo& tensor)
     return BadShape(tensor, "[] or [1] of F32 or BF16");
   }
   RETURN_IF_ERROR(CheckScale(tensor, 0));
-  ASSIGN_OR_RETURN(uint8_t * out, Allocate(tensor, tensor.bytes));
-  std::memcpy(out, tensor.data, static_cast<size_t>(tensor.bytes));
+  RETURN_IF_ERROR(Place(tensor, tensor.bytes, tensor.bytes, [&](uint8_t* out) {
+                    std::memcpy(out, tensor.data, static_cast<size_t>(tensor.bytes));
+                  }).status());
   return ValueAt(tensor, 0);
 }
 
@@ -270,6 +337,7 @@ absl::StatusOr<std::unique_ptr<ResidentLinear>> PackedLinearBuilder::Finish() {
   layout.weight_blocks = weight_.scaling == WeightScaling::kBlock128;
   layout.act_group = activation_.scheme == ActivationScheme::kNone ? 0 : activation_.groups.group;
   weight_.segments = MakeSegments(layout);
+  weight_.layout = layout;
   return std::unique_ptr<ResidentLinear>(new PackedLinear(
       std::move(shard_), std::move(scheme_), std::move(weight_), activation_, std::move(buffers_)));
 }

@@ -11,6 +11,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/runtime/device_memory.h"
 
 namespace lockstep {
 namespace {
@@ -102,6 +103,20 @@ absl::StatusOr<DeviceBuffer> WeightStore::Allocate(int64_t bytes, int64_t checkp
   return buffer;
 }
 
+absl::StatusOr<DeviceBuffer> WeightStore::Place(int64_t bytes, int64_t checkpoint_bytes,
+                                                const WeightClass& cls,
+                                                const std::function<absl::Status(uint8_t*)>& fill) {
+  ASSIGN_OR_RETURN(DeviceBuffer buffer, Allocate(bytes, checkpoint_bytes, cls));
+  if (device_ == DeviceType::kCpu) {
+    RETURN_IF_ERROR(fill(static_cast<uint8_t*>(buffer.data())));
+    return buffer;
+  }
+  std::vector<uint8_t> staging(static_cast<size_t>(bytes));
+  RETURN_IF_ERROR(fill(staging.data()));
+  RETURN_IF_ERROR(CopyBytes(device_, buffer.data(), DeviceType::kCpu, staging.data(), bytes));
+  return buffer;
+}
+
 void WeightStore::Placed(const TensorInfo& tensor, int64_t checkpoint_bytes) {
   CHECK(checkpoint_bytes >= 0 && checkpoint_bytes <= tensor.bytes)
       << checkpoint_bytes << " bytes of " << tensor.name << " " << tensor.ToString() << " ";
@@ -159,19 +174,21 @@ absl::StatusOr<TensorView> WeightStore::PlaceTensor(const std::string& name,
   const int64_t row_bytes = row_elements * SizeOf(tensor->dtype);
   const int64_t bytes = local[0] * row_bytes;
   const WeightClass cls{absl::AsciiStrToLower(Name(tensor->dtype)), module_class};
-  ASSIGN_OR_RETURN(DeviceBuffer buffer, Allocate(bytes, bytes, cls));
-  uint8_t* out = static_cast<uint8_t*>(buffer.data());
-  for (const Range& slice : dim0.Slices(rank_, world_)) {
-    const uint8_t* source = tensor->data + slice.begin * row_bytes;
-    const int64_t bad = FirstNonFinite(source, tensor->dtype, slice.size * row_elements);
-    if (bad >= 0) {
-      return absl::DataLossError(absl::StrCat("tensor ", name, " in ", tensor->file,
-                                              ": value at index ", slice.begin * row_elements + bad,
-                                              " is not finite"));
+  const auto fill = [&](uint8_t* out) -> absl::Status {
+    for (const Range& slice : dim0.Slices(rank_, world_)) {
+      const uint8_t* source = tensor->data + slice.begin * row_bytes;
+      const int64_t bad = FirstNonFinite(source, tensor->dtype, slice.size * row_elements);
+      if (bad >= 0) {
+        return absl::DataLossError(
+            absl::StrCat("tensor ", name, " in ", tensor->file, ": value at index ",
+                         slice.begin * row_elements + bad, " is not finite"));
+      }
+      if (row_bytes > 0) std::memcpy(out, source, static_cast<size_t>(slice.size * row_bytes));
+      out += slice.size * row_bytes;
     }
-    if (row_bytes > 0) std::memcpy(out, source, static_cast<size_t>(slice.size * row_bytes));
-    out += slice.size * row_bytes;
-  }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(DeviceBuffer buffer, Place(bytes, bytes, cls, fill));
   const TensorView view = buffer.View(tensor->dtype, local);
   owned_.push_back(std::move(buffer));
   Placed(*tensor, bytes);

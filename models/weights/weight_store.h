@@ -65,6 +65,10 @@ class WeightStore {
   // exported.
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes, int64_t checkpoint_bytes,
                                         const WeightClass& cls);
+  // The same, filled: `fill` writes the bytes on the host, and they are on the device on return.
+  absl::StatusOr<DeviceBuffer> Place(int64_t bytes, int64_t checkpoint_bytes,
+                                     const WeightClass& cls,
+                                     const std::function<absl::Status(uint8_t*)>& fill);
   // Says that the tensor was placed: drives progress and the weights_to_device counter.
   // A tensor may be placed in parts (experts of a stack).
   void Placed(const TensorInfo& tensor, int64_t checkpoint_bytes);

@@ -1,0 +1,92 @@
+// The matrix product on CUDA: what a launch needs, and the choice of its tile. Pointers are device
+// memory, packed by pack_fragments.h.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/gemm/gemm_args.h"
+#include "kernels/runtime/launch.h"
+
+namespace lockstep {
+
+constexpr int kMaxBlockRows = 8;  // BlockRows that fit the arguments of a kernel
+
+struct GemmCudaProblem {
+  WeightFormat format = WeightFormat::kBF16;
+  WeightScaling scaling = WeightScaling::kNone;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t m = 0;
+  // K is cut into `leaves` equal parts with sums of their own: `splits` per virtual shard.
+  int leaves = 1;
+  int splits = 1;
+  int64_t leaf_k = 0;  // a multiple of 16
+  // Segments of a leaf end at every 128 of the full tensor's columns (the first column held is
+  // `first_column`) when there are 128-block scales, and at every `act_group` of a shard.
+  bool weight_blocks = false;
+  int64_t first_column = 0;
+  int64_t act_group = 0;  // 0: none
+  const void* codes = nullptr;
+  const void* block16_scales = nullptr;
+  float tensor_scale = 1.0f;
+  const void* scales = nullptr;
+  bool scales_bf16 = false;
+  int64_t scale_columns = 0;
+  int num_block_rows = 0;
+  BlockRows block_rows[kMaxBlockRows];
+  const void* x = nullptr;  // BF16 or E4M3 codes
+  bool x_codes = false;
+  int64_t x_stride = 0;
+  const float* act_scales = nullptr;
+  int64_t act_scale_stride = 0;
+  void* out = nullptr;
+  bool out_bf16 = false;
+  int64_t out_stride = 0;
+  bool keep_shards = false;  // out holds the sums of each virtual shard
+  int64_t out_shard_stride = 0;
+};
+
+// How a launch is cut. Nothing of it may change a bit of the result.
+struct GemmTile {
+  int token_blocks = 1;  // of 8 tokens each, per CTA: 1, 2, 4 or 8
+  int warps = 4;         // per CTA: 4 or 8; each takes one group of 16 rows at a time
+  int groups = 1;        // groups per warp, one after the other
+  int phase_steps = 16;  // k16 steps of activations held in shared memory: all, or a multiple of 16
+};
+
+struct GemmShape {
+  WeightFormat format = WeightFormat::kBF16;
+  int64_t n = 0;
+  int64_t m = 0;
+  int leaves = 1;
+  int64_t leaf_steps = 0;  // k16 steps of a leaf
+};
+
+// Shared memory of a CTA: activations of a phase, and the sums of its rows.
+inline int64_t GemmSharedBytes(const GemmTile& tile, int64_t m) {
+  const int64_t tokens = std::min<int64_t>(m, tile.token_blocks * 8);
+  const int64_t pairs = (tile.phase_steps + 1) / 2;
+  return pairs * tokens * 64 + int64_t{tile.warps} * tile.groups * tile.token_blocks * 512;
+}
+
+inline GemmTile ChooseGemmTile(const GemmShape& shape) {
+  constexpr int64_t kWholeLeafBytes = 96 << 10;
+  constexpr int64_t kPhaseBytes = 48 << 10;
+  GemmTile tile;
+  tile.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : shape.m <= 32 ? 4 : 8;
+  const int64_t tokens = std::min<int64_t>(shape.m, tile.token_blocks * 8);
+  const int64_t step_bytes = tokens * 32;
+  if (shape.leaf_steps * step_bytes <= kWholeLeafBytes) {
+    tile.phase_steps = static_cast<int>(shape.leaf_steps);
+  } else {
+    tile.phase_steps = static_cast<int>(std::max<int64_t>(16, kPhaseBytes / step_bytes / 16 * 16));
+  }
+  tile.warps = tokens > 8 ? 8 : 4;
+  return tile;
+}
+
+// Enqueues the product; nothing is allocated. The tile fits the device's shared memory.
+LaunchStatus LaunchGemm(const GemmCudaProblem& problem, const GemmTile& tile, void* stream);
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+// Tests of the choice of tiles.
+#include "kernels/gemm/gemm_launch.h"
+
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+TEST(ChooseGemmTileTest, FitsEveryShape) {
+  for (const WeightFormat format :
+       {WeightFormat::kNvfp4, WeightFormat::kFp8, WeightFormat::kBF16}) {
+    for (int64_t n : {4, 20, 5120, 34816, 248320}) {
+      for (int64_t leaf_steps : {1, 3, 17, 80, 136, 320, 1088}) {
+        for (int leaves : {1, 2, 4, 8}) {
+          for (int64_t m : {1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 200, 8192}) {
+            const GemmTile tile = ChooseGemmTile({format, n, m, leaves, leaf_steps});
+            const auto text = [&] {
+              return ::testing::Message() << n << " " << leaf_steps << " " << leaves << " " << m;
+            };
+            EXPECT_TRUE(tile.token_blocks == 1 || tile.token_blocks == 2 ||
+                        tile.token_blocks == 4 || tile.token_blocks == 8)
+                << text();
+            EXPECT_TRUE(tile.token_blocks == 8 || tile.token_blocks * 8 >= m) << text();
+            EXPECT_TRUE(tile.warps == 4 || tile.warps == 8) << text();
+            EXPECT_GE(tile.groups, 1) << text();
+            EXPECT_TRUE(tile.phase_steps == leaf_steps || tile.phase_steps % 16 == 0) << text();
+            // A CTA of an H200 can have 227 KiB.
+            EXPECT_LE(GemmSharedBytes(tile, m), 227 << 10) << text();
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
