@@ -479,8 +479,9 @@ TEST(Attention, DryRunTouchesNothing) {
   DryRunContext context;
   const Cache cache(c);
   BatchBuilder builder({{0, 0, 8, {}}});
-  const TensorView q(nullptr, DType::kF32, {8, 256}), kv(nullptr, DType::kF32, {8, 128});
-  const TensorView inv_freq(nullptr, DType::kF32, {16});
+  const TensorView q(nullptr, DType::kF32, {8, 256}, TestDevice()),
+      kv(nullptr, DType::kF32, {8, 128}, TestDevice());
+  const TensorView inv_freq(nullptr, DType::kF32, {16}, TestDevice());
   EXPECT_OK(RopeAndCacheWrite(context.get(), builder.batch(), ToParams(c), q, kv, kv, q, q,
                               inv_freq, cache.view(), q));
   EXPECT_OK(PagedAttention(context.get(), builder.batch(), ToParams(c), q, q, cache.view(), q));
