@@ -10,6 +10,7 @@
 #include "kernels/norm/rms_norm_row.h"
 #include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -106,6 +107,7 @@ absl::Status PrepareCpu(ExecContext* ctx, const PrepareProblem& p) {
 }
 
 absl::Status AttentionCpu(ExecContext* ctx, const AttentionProblem& p) {
+  if (ctx->dry_run()) return absl::OkStatus();
   auto* run = SelectIsa(generic::AttentionUnit, avx2::AttentionUnit, avx512::AttentionUnit);
   const int64_t tokens = p.row_offsets[p.num_sequences];
   ctx->pool->ParallelFor(tokens * p.num_kv_heads, [&](int64_t unit) {
@@ -115,12 +117,73 @@ absl::Status AttentionCpu(ExecContext* ctx, const AttentionProblem& p) {
   return absl::OkStatus();
 }
 
+#if defined(KERNELS_WITH_CUDA)
+absl::Status PrepareCuda(ExecContext* ctx, const PrepareProblem& p) {
+  const AttentionParams& params = *p.params;
+  RopeProblem r;
+  r.row_offsets = p.batch->row_offsets.row<int32_t>(0);
+  r.positions = p.batch->positions.row<int32_t>(0);
+  r.block_table = p.batch->block_table.row<int32_t>(0);
+  r.num_tokens = p.batch->num_tokens;
+  r.num_sequences = p.batch->num_sequences;
+  r.block_table_stride = p.batch->block_table.row_stride;
+  r.bf16 = p.q_out.dtype == DType::kBF16;
+  r.cache_bf16 = p.cache.keys.dtype == DType::kBF16;
+  r.q_norm_bf16 = p.q_norm.dtype == DType::kBF16;
+  r.k_norm_bf16 = p.k_norm.dtype == DType::kBF16;
+  r.qk_norm = params.qk_norm;
+  r.q = p.q_and_gate.data;
+  r.q_stride = p.q_and_gate.row_stride;
+  r.q_head_stride = params.output_gate ? 2 * params.head_dim : params.head_dim;
+  r.k = p.k.data;
+  r.k_stride = p.k.row_stride;
+  r.v = p.v.data;
+  r.v_stride = p.v.row_stride;
+  r.q_norm = p.q_norm.data;
+  r.k_norm = p.k_norm.data;
+  r.inv_freq = static_cast<const float*>(p.inv_freq.data);
+  r.q_out = p.q_out.data;
+  r.q_out_stride = p.q_out.row_stride;
+  r.keys = p.cache.keys.data;
+  r.values = p.cache.values.data;
+  r.num_q_heads = params.num_q_heads;
+  r.num_kv_heads = params.num_kv_heads;
+  r.head_dim = params.head_dim;
+  r.rotary_dim = params.rotary_dim;
+  r.norm_eps = params.norm_eps;
+  r.norm_weight_offset = params.norm_weight_offset;
+  return ToStatus("rope_and_cache_write", LaunchRope(r, ctx->stream));
+}
+
+absl::Status AttentionMmaCuda(ExecContext* ctx, const AttentionProblem& problem) {
+  AttentionProblem p = problem;
+  p.partial_splits = AttentionPartialSplits(p);
+  Workspace::Scope scope(ctx->workspace);
+  const TensorView partials = ctx->workspace->Take(DType::kF32, {AttentionPartialFloats(p)});
+  if (ctx->dry_run()) return absl::OkStatus();
+  p.partials = static_cast<float*>(partials.data);
+  return ToStatus("paged_attention", LaunchAttentionMma(p, ctx->stream));
+}
+
+absl::Status AttentionGenericCuda(ExecContext* ctx, const AttentionProblem& p) {
+  if (ctx->dry_run()) return absl::OkStatus();
+  return ToStatus("paged_attention", LaunchAttentionGeneric(p, ctx->stream));
+}
+#endif
+
 using PrepareFn = absl::Status (*)(ExecContext*, const PrepareProblem&);
 constexpr Arm<PrepareProblem, PrepareFn> kPrepareArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, nullptr, PrepareCuda},
+#endif
     {"cpu", DeviceType::kCpu, nullptr, PrepareCpu},
 };
 using AttentionFn = absl::Status (*)(ExecContext*, const AttentionProblem&);
 constexpr Arm<AttentionProblem, AttentionFn> kAttentionArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda mma", DeviceType::kCuda, CannotRunAttentionMma, AttentionMmaCuda},
+    {"cuda generic", DeviceType::kCuda, nullptr, AttentionGenericCuda},
+#endif
     {"cpu", DeviceType::kCpu, nullptr, AttentionCpu},
 };
 
@@ -205,7 +268,9 @@ absl::Status RopeAndCacheWrite(ExecContext* ctx, const ForwardBatch& batch,
   ASSIGN_OR_RETURN(const auto* arm, ChooseArm(kOp, kPrepareArms, ctx->device, p));
   CountLaunch(ctx);
   if (ctx->dry_run()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckBlocks(kOp, batch, cache.keys.shape[0]));
+  if (ctx->device == DeviceType::kCpu) {
+    RETURN_IF_ERROR(CheckBlocks(kOp, batch, cache.keys.shape[0]));
+  }
   return arm->run(ctx, p);
 }
 
@@ -223,15 +288,14 @@ absl::Status PagedAttention(ExecContext* ctx, const ForwardBatch& batch,
   }
   RETURN_IF_ERROR(check.status());
   AttentionProblem p;
-  ASSIGN_OR_RETURN(const auto* arm, ChooseArm(kOp, kAttentionArms, ctx->device, p));
-  CountLaunch(ctx);
-  if (ctx->dry_run()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckBlocks(kOp, batch, cache.keys.shape[0]));
   p.row_offsets = batch.row_offsets.row<int32_t>(0);
   p.positions = batch.positions.row<int32_t>(0);
+  p.start_positions = batch.start_positions.row<int32_t>(0);
   p.block_table = batch.block_table.row<int32_t>(0);
+  p.num_tokens = tokens;
   p.num_sequences = batch.num_sequences;
   p.block_table_stride = batch.block_table.row_stride;
+  p.max_blocks = batch.block_table.shape[1];
   p.bf16 = q.dtype == DType::kBF16;
   p.cache_bf16 = cache.keys.dtype == DType::kBF16;
   p.output_gate = params.output_gate;
@@ -247,6 +311,11 @@ absl::Status PagedAttention(ExecContext* ctx, const ForwardBatch& batch,
   p.num_kv_heads = params.num_kv_heads;
   p.head_dim = params.head_dim;
   p.scale = params.scale;
+  ASSIGN_OR_RETURN(const auto* arm, ChooseArm(kOp, kAttentionArms, ctx->device, p));
+  CountLaunch(ctx);
+  if (!ctx->dry_run() && ctx->device == DeviceType::kCpu) {
+    RETURN_IF_ERROR(CheckBlocks(kOp, batch, cache.keys.shape[0]));
+  }
   return arm->run(ctx, p);
 }
 

@@ -4,34 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/attention/attention_launch.h"
+
 namespace lockstep {
-
-constexpr int64_t kMaxHeadDim = 512;
-constexpr int64_t kKeyBlock = 64;  // positions per cache block and per step of the online softmax
-
-// Activations are BF16 or F32, cached keys and values likewise.
-struct AttentionProblem {
-  const int32_t* row_offsets = nullptr;
-  const int32_t* positions = nullptr;
-  const int32_t* block_table = nullptr;
-  int64_t num_sequences = 0;
-  int64_t block_table_stride = 0;
-  bool bf16 = false;
-  bool cache_bf16 = false;
-  bool output_gate = false;
-  const void* q = nullptr;  // [T, num_q_heads * head_dim]
-  int64_t q_stride = 0;
-  const void* q_and_gate = nullptr;
-  int64_t q_and_gate_stride = 0;
-  const void* keys = nullptr;  // [blocks, num_kv_heads, kKeyBlock, head_dim]
-  const void* values = nullptr;
-  void* out = nullptr;
-  int64_t out_stride = 0;
-  int64_t num_q_heads = 0;
-  int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
-  float scale = 0.0f;
-};
 
 #define LOCKSTEP_DECLARE_ATTENTION(isa)                                            \
   namespace isa {                                                                  \

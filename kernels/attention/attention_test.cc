@@ -1,6 +1,7 @@
 #include "kernels/attention/attention.h"
 
 #include <cmath>
+#include <limits>
 
 #include "gtest/gtest.h"
 #include "kernels/base/hash.h"
@@ -16,11 +17,13 @@ using testing::ArmContext;
 using testing::ArmTensor;
 using testing::BatchBuilder;
 using testing::Chunk;
+using testing::CpuArmScope;
 using testing::DryRunContext;
 using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::Rounded;
 using testing::StatusIs;
+using testing::TestDevice;
 
 constexpr int64_t kBlocks = 11;
 
@@ -67,7 +70,8 @@ struct Cache {
       : keys(c.cache, {kBlocks, c.kv_heads, kGrid, c.dim}),
         values(c.cache, {kBlocks, c.kv_heads, kGrid, c.dim}) {
     // Whatever other sequences left behind must not be seen.
-    const std::vector<float> junk(static_cast<size_t>(keys.view().shape.num_elements()), 1e30f);
+    const std::vector<float> junk(static_cast<size_t>(keys.view().shape.num_elements()),
+                                  std::numeric_limits<float>::quiet_NaN());
     keys.Set(junk);
     values.Set(junk);
   }
@@ -217,13 +221,154 @@ TEST_P(AttentionTest, AnyChunkingAndAnyBlocksGiveTheSameBits) {
   EXPECT_EQ(RunAlone(&context, c, inputs, {1, 62, 2, 80, 5}, {5, 6, 3}), want);
 }
 
+TEST_P(AttentionTest, ArmsAgreeWithinTheirRoundings) {
+  const Case c = GetParam();
+  const Inputs inputs(c, 300, 8);
+  const auto run = [&] {
+    ArmContext context;
+    return RunAlone(&context, c, inputs, {250, 50}, {7, 3, 0, 10, 1});
+  };
+  const auto got = run();
+  const CpuArmScope cpu;
+  const auto want = run();
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], want[i], c.act == DType::kBF16 ? 0.02 : 2e-5) << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, AttentionTest,
     ::testing::Values(Case{DType::kF32, DType::kF32, 8, 2, 64, 16, true, true},
                       Case{DType::kF32, DType::kF32, 4, 4, 128, 128, false, false},
                       Case{DType::kBF16, DType::kBF16, 6, 1, 64, 64, true, true},
                       Case{DType::kBF16, DType::kBF16, 2, 1, 256, 64, true, true},
+                      Case{DType::kBF16, DType::kBF16, 8, 2, 128, 128, false, true},
+                      Case{DType::kBF16, DType::kBF16, 20, 1, 64, 16, false, false},
                       Case{DType::kF32, DType::kBF16, 3, 1, 48, 0, false, true}));
+
+class LongAttentionTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LongAttentionTest, ChunksOfEverySizeGiveTheSameBits) {
+  const Case c = GetParam();
+  const int32_t tokens = 600;
+  ArmContext context;
+  const Inputs inputs(c, tokens, 6);
+  const std::vector<int32_t> blocks = {4, 2, 8, 6, 0, 1, 3, 5, 7, 9};
+  const auto want = RunAlone(&context, c, inputs, {tokens}, blocks);
+  EXPECT_EQ(RunAlone(&context, c, inputs, std::vector<int32_t>(tokens, 1), blocks), want);
+  EXPECT_EQ(RunAlone(&context, c, inputs, {255, 1, 1, 254, 2, 1, 86}, blocks), want);
+  EXPECT_EQ(RunAlone(&context, c, inputs, {3, 260, 2, 100, 235}, blocks), want);
+}
+
+TEST_P(LongAttentionTest, BatchMatesOfEveryKindChangeNothing) {
+  const Case c = GetParam();
+  ArmContext context;
+  const Inputs one(c, 300, 21), two(c, 200, 22), three(c, 66, 23);
+  const auto want_one = RunAlone(&context, c, one, {300}, {0, 1, 2, 3, 4});
+  const auto want_two = RunAlone(&context, c, two, {200}, {0, 1, 2, 3});
+  const auto want_three = RunAlone(&context, c, three, {66}, {0, 1});
+  const Cache cache(c);
+  const std::vector<int32_t> blocks_one = {10, 3, 5, 0, 1}, blocks_two = {2, 4, 9, 8},
+                             blocks_three = {7, 6};
+  Step(&context, c,
+       {{&one, {0, 0, 299, blocks_one}},
+        {&two, {1, 0, 130, blocks_two}},
+        {&three, {2, 0, 63, blocks_three}}},
+       cache);
+  // One row, a chunk, two rows.
+  const auto mixed = Step(&context, c,
+                          {{&one, {0, 299, 1, blocks_one}},
+                           {&two, {1, 130, 69, blocks_two}},
+                           {&three, {2, 63, 2, blocks_three}}},
+                          cache);
+  // One row each: the last of every sequence.
+  const auto last = Step(&context, c,
+                         {{&one, {0, 299, 1, blocks_one}},
+                          {&two, {1, 199, 1, blocks_two}},
+                          {&three, {2, 65, 1, blocks_three}}},
+                         cache);
+  const int64_t width = c.q_heads * c.dim;
+  const auto rows = [&](const std::vector<float>& all, int64_t begin, int64_t count) {
+    return std::vector<float>(all.begin() + begin * width, all.begin() + (begin + count) * width);
+  };
+  EXPECT_EQ(mixed[0], rows(want_one, 299, 1));
+  EXPECT_EQ(mixed[1], rows(want_two, 130, 69));
+  EXPECT_EQ(mixed[2], rows(want_three, 63, 2));
+  EXPECT_EQ(last[0], rows(want_one, 299, 1));
+  EXPECT_EQ(last[1], rows(want_two, 199, 1));
+  EXPECT_EQ(last[2], rows(want_three, 65, 1));
+}
+
+TEST_P(LongAttentionTest, HeadsDoNotDependOnTheOtherHeadsOfTheRank) {
+  const Case c = GetParam();
+  if (c.kv_heads == 1) return;
+  const int64_t tokens = 290, group = c.q_heads / c.kv_heads;
+  Case part = c;
+  part.kv_heads = 1;
+  part.q_heads = group;
+  const Inputs all(c, tokens, 24);
+  Inputs last(part, tokens, 25);
+  // The last kv head with its query heads.
+  const auto columns = [&](const std::vector<float>& from, int64_t width, std::vector<float>* to) {
+    const int64_t from_width = static_cast<int64_t>(from.size()) / tokens;
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::copy(from.begin() + (t + 1) * from_width - width, from.begin() + (t + 1) * from_width,
+                to->begin() + t * width);
+    }
+  };
+  columns(all.q, last.q_width, &last.q);
+  columns(all.k, last.kv_width, &last.k);
+  columns(all.v, last.kv_width, &last.v);
+  ArmContext context;
+  for (const std::vector<int32_t>& cuts : std::vector<std::vector<int32_t>>{{290}, {289, 1}}) {
+    const auto want = RunAlone(&context, c, all, cuts, {0, 1, 2, 3, 4});
+    std::vector<float> want_last(static_cast<size_t>(tokens * group * c.dim));
+    columns(want, group * c.dim, &want_last);
+    EXPECT_EQ(RunAlone(&context, part, last, cuts, {0, 1, 2, 3, 4}), want_last);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LongAttentionTest,
+    ::testing::Values(Case{DType::kBF16, DType::kBF16, 12, 2, 256, 64, true, true},
+                      Case{DType::kBF16, DType::kBF16, 8, 2, 128, 128, false, true},
+                      Case{DType::kBF16, DType::kBF16, 20, 1, 64, 32, false, false},
+                      Case{DType::kF32, DType::kF32, 2, 2, 32, 32, false, true}));
+
+// So many heads that the partial results of all sequences do not fit: the later sequences walk
+// their splits instead.
+TEST(Attention, SequencesWithoutRoomForPartialsGiveTheSameBits) {
+  if (TestDevice() == DeviceType::kCpu) return;  // it has one path
+  const Case c{DType::kBF16, DType::kBF16, 1024, 64, 256, 0, false, false};
+  constexpr int64_t kSequences = 48;
+  ArmContext context(1, int64_t{160} << 20);
+  Cache cache(c);
+  const int64_t elements = cache.keys.view().shape.num_elements();
+  cache.keys.Set(RandomFloats(elements, 26));
+  cache.values.Set(RandomFloats(elements, 27));
+  const int64_t width = c.q_heads * c.dim;
+  const std::vector<float> q_row = RandomFloats(width, 28, 3.0f);
+  std::vector<float> q_rows;
+  std::vector<Chunk> chunks;
+  for (int64_t b = 0; b < kSequences; ++b) {
+    q_rows.insert(q_rows.end(), q_row.begin(), q_row.end());
+    chunks.push_back({0, 599, 1, {3, 1, 4, 0, 5, 9, 2, 6, 8, 7}});
+  }
+  const auto attend = [&](const std::vector<Chunk>& batch_chunks, const std::vector<float>& q) {
+    BatchBuilder builder(batch_chunks);
+    const int64_t tokens = builder.batch().num_tokens;
+    ArmTensor q_t(c.act, {tokens, width}, q), out(c.act, {tokens, width});
+    CHECK_OK(PagedAttention(context.get(), builder.batch(), ToParams(c), q_t.view(), {},
+                            cache.view(), out.view()));
+    return out.GetBytes();
+  };
+  const std::vector<uint8_t> want = attend({chunks[0]}, q_row);
+  const std::vector<uint8_t> got = attend(chunks, q_rows);
+  for (int64_t b = 0; b < kSequences; ++b) {
+    const auto row = got.begin() + b * static_cast<int64_t>(want.size());
+    ASSERT_TRUE(std::equal(want.begin(), want.end(), row)) << b;
+  }
+}
 
 TEST(Attention, BatchMatesThreadsAndInstructionSetsChangeNothing) {
   const Case c{DType::kF32, DType::kF32, 4, 2, 64, 32, true, true};
@@ -279,21 +424,18 @@ TEST(Attention, GateRowsAreInterleavedPerHead) {
   }
 }
 
-TEST(Attention, RefusesWrongTensorsAndBlocksByName) {
+TEST(Attention, RefusesWrongTensorsByName) {
   const Case c{DType::kF32, DType::kF32, 4, 2, 64, 32, false, false};
   AttentionParams p = ToParams(c);
   ArmContext context;
   const Cache cache(c);
-  BatchBuilder builder({{0, 60, 8, {1, -1}}});
+  BatchBuilder builder({{0, 60, 8, {1, 2}}});
   ArmTensor q(DType::kF32, {8, 256}), kv(DType::kF32, {8, 128}), out(DType::kF32, {8, 256});
   ArmTensor inv_freq(DType::kF32, {16});
   const auto attend = [&](const AttentionParams& params, TensorView q_view) {
     return PagedAttention(context.get(), builder.batch(), params, q_view, q_view, cache.view(),
                           out.view());
   };
-  EXPECT_THAT(attend(p, q.view()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("paged_attention: block 1 of sequence 0 is -1")));
   EXPECT_THAT(attend(p, kv.view()), StatusIs(absl::StatusCode::kInvalidArgument,
                                              HasSubstr("q is F32[8, 128], shape [8, 256]")));
   EXPECT_THAT(RopeAndCacheWrite(context.get(), builder.batch(), p, q.view(), kv.view(), q.view(),
@@ -307,9 +449,23 @@ TEST(Attention, RefusesWrongTensorsAndBlocksByName) {
   p.rotary_dim = 66;
   EXPECT_THAT(attend(p, q.view()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rotary_dim is 66")));
+}
+
+// The CPU arm reads the block table before it uses it; on a device nobody does.
+TEST(Attention, RefusesBlocksByNumberOnTheCpu) {
+  const CpuArmScope cpu;
+  const Case c{DType::kF32, DType::kF32, 4, 2, 64, 32, false, false};
+  const AttentionParams p = ToParams(c);
+  ArmContext context;
+  const Cache cache(c);
+  ArmTensor q(DType::kF32, {8, 256}), out(DType::kF32, {8, 256});
+  BatchBuilder missing({{0, 60, 8, {1, -1}}});
+  EXPECT_THAT(PagedAttention(context.get(), missing.batch(), p, q.view(), q.view(), cache.view(),
+                             out.view()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("paged_attention: block 1 of sequence 0 is -1")));
   BatchBuilder too_long({{0, 120, 8, {1, 2}}});
   BatchBuilder beyond({{0, 124, 8, {1, 2}}});
-  p = ToParams(c);
   EXPECT_OK(PagedAttention(context.get(), too_long.batch(), p, q.view(), q.view(), cache.view(),
                            out.view()));
   EXPECT_THAT(
@@ -323,8 +479,9 @@ TEST(Attention, DryRunTouchesNothing) {
   DryRunContext context;
   const Cache cache(c);
   BatchBuilder builder({{0, 0, 8, {}}});
-  const TensorView q(nullptr, DType::kF32, {8, 256}), kv(nullptr, DType::kF32, {8, 128});
-  const TensorView inv_freq(nullptr, DType::kF32, {16});
+  const TensorView q(nullptr, DType::kF32, {8, 256}, TestDevice()),
+      kv(nullptr, DType::kF32, {8, 128}, TestDevice());
+  const TensorView inv_freq(nullptr, DType::kF32, {16}, TestDevice());
   EXPECT_OK(RopeAndCacheWrite(context.get(), builder.batch(), ToParams(c), q, kv, kv, q, q,
                               inv_freq, cache.view(), q));
   EXPECT_OK(PagedAttention(context.get(), builder.batch(), ToParams(c), q, q, cache.view(), q));

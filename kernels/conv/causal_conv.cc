@@ -8,6 +8,7 @@
 #include "kernels/conv/causal_conv_rows.h"
 #include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -23,8 +24,19 @@ absl::Status ConvCpu(ExecContext* ctx, const ConvProblem& p) {
   return absl::OkStatus();
 }
 
+#if defined(KERNELS_WITH_CUDA)
+absl::Status ConvCuda(ExecContext* ctx, const ConvProblem& p) {
+  return ToStatus("causal_conv", LaunchCausalConv(p, ctx->stream));
+}
+#endif
+
 using RunFn = absl::Status (*)(ExecContext*, const ConvProblem&);
-constexpr Arm<ConvProblem, RunFn> kArms[] = {{"cpu", DeviceType::kCpu, nullptr, ConvCpu}};
+constexpr Arm<ConvProblem, RunFn> kArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, nullptr, ConvCuda},
+#endif
+    {"cpu", DeviceType::kCpu, nullptr, ConvCpu},
+};
 
 }  // namespace
 
@@ -63,6 +75,7 @@ absl::Status CausalConv(ExecContext* ctx, const ForwardBatch& batch, ConstTensor
   if (ctx->dry_run()) return absl::OkStatus();
   p.batch = BatchRowsOf(batch);
   p.num_sequences = batch.num_sequences;
+  p.num_tokens = batch.num_tokens;
   p.bf16 = x.dtype == DType::kBF16;
   p.weight_bf16 = weight.dtype == DType::kBF16;
   p.x = x.data;

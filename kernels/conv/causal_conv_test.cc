@@ -18,6 +18,7 @@ using testing::DryRunContext;
 using ::testing::HasSubstr;
 using testing::RandomFloats;
 using testing::StatusIs;
+using testing::TestDevice;
 
 constexpr int64_t kChannels = 83, kWidth = 4, kTokens = 75;
 
@@ -120,7 +121,8 @@ TEST(CausalConv, RefusesWrongTensorsByName) {
 TEST(CausalConv, DryRunTouchesNothing) {
   DryRunContext context;
   BatchBuilder batch({{0, 0, 2, {}}});
-  const TensorView x(nullptr, DType::kF32, {2, kChannels}), w(nullptr, DType::kF32, {kChannels, 4});
+  const TensorView x(nullptr, DType::kF32, {2, kChannels}, TestDevice()),
+      w(nullptr, DType::kF32, {kChannels, 4}, TestDevice());
   EXPECT_OK(CausalConv(context.get(), batch.batch(), x, w, {}, Caches(DType::kF32).view(), x));
 }
 

@@ -6,6 +6,7 @@
 #include "kernels/delta_net/delta_net_rows.h"
 #include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -13,21 +14,37 @@ namespace {
 
 static_assert(kDeltaNetGrid == kGrid, "the rings have one row per position of a grid cell");
 
-struct Work {
-  DeltaNetProblem net;
-  int64_t num_sequences = 0;
-};
-
-absl::Status DeltaNetCpu(ExecContext* ctx, const Work& work) {
+absl::Status DeltaNetCpu(ExecContext* ctx, const DeltaNetProblem& p) {
+  if (ctx->dry_run()) return absl::OkStatus();
   auto* run = SelectIsa(generic::DeltaNetUnit, avx2::DeltaNetUnit, avx512::DeltaNetUnit);
-  const int64_t heads = work.net.num_k_heads;
-  ctx->pool->ParallelFor(work.num_sequences * heads,
-                         [&](int64_t unit) { run(work.net, unit / heads, unit % heads); });
+  const int64_t heads = p.num_k_heads;
+  ctx->pool->ParallelFor(p.num_sequences * heads,
+                         [&](int64_t unit) { run(p, unit / heads, unit % heads); });
   return absl::OkStatus();
 }
 
-using RunFn = absl::Status (*)(ExecContext*, const Work&);
-constexpr Arm<Work, RunFn> kDeltaNetArms[] = {{"cpu", DeviceType::kCpu, nullptr, DeltaNetCpu}};
+#if defined(KERNELS_WITH_CUDA)
+absl::Status DeltaNetCuda(ExecContext* ctx, const DeltaNetProblem& problem) {
+  DeltaNetProblem p = problem;
+  Workspace::Scope scope(ctx->workspace);
+  const auto take = [&](int64_t columns) {
+    return static_cast<float*>(ctx->workspace->Take(DType::kF32, {p.num_tokens, columns}).data);
+  };
+  p.grams = take(p.num_k_heads * 2 * kGrid);
+  p.scales = take(p.num_k_heads * 2);
+  p.gates = take(p.num_v_heads * 2);
+  if (ctx->dry_run()) return absl::OkStatus();
+  return ToStatus("gated_delta_net", LaunchDeltaNet(p, ctx->stream));
+}
+#endif
+
+using RunFn = absl::Status (*)(ExecContext*, const DeltaNetProblem&);
+constexpr Arm<DeltaNetProblem, RunFn> kDeltaNetArms[] = {
+#if defined(KERNELS_WITH_CUDA)
+    {"cuda", DeviceType::kCuda, CannotRunDeltaNetCuda, DeltaNetCuda},
+#endif
+    {"cpu", DeviceType::kCpu, nullptr, DeltaNetCpu},
+};
 
 absl::Status CheckParams(const ExecContext& ctx, const char* op, const DeltaNetParams& p) {
   return OpCheck(ctx, op)
@@ -75,12 +92,9 @@ absl::Status GatedDeltaNet(ExecContext* ctx, const ForwardBatch& batch,
     }
   }
   RETURN_IF_ERROR(check.status());
-  Work work;
-  ASSIGN_OR_RETURN(const auto* arm, ChooseArm(kOp, kDeltaNetArms, ctx->device, work));
-  CountLaunch(ctx);
-  if (ctx->dry_run()) return absl::OkStatus();
-  work.num_sequences = batch.num_sequences;
-  DeltaNetProblem& p = work.net;
+  DeltaNetProblem p;
+  p.num_tokens = tokens;
+  p.num_sequences = batch.num_sequences;
   p.batch = BatchRowsOf(batch);
   p.bf16 = qkv.dtype == DType::kBF16;
   p.a_log_bf16 = a_log.dtype == DType::kBF16;
@@ -110,7 +124,9 @@ absl::Status GatedDeltaNet(ExecContext* ctx, const ForwardBatch& batch,
   p.k_dim = dk;
   p.v_dim = dv;
   p.norm_eps = params.norm_eps;
-  return arm->run(ctx, work);
+  ASSIGN_OR_RETURN(const auto* arm, ChooseArm(kOp, kDeltaNetArms, ctx->device, p));
+  CountLaunch(ctx);
+  return arm->run(ctx, p);
 }
 
 }  // namespace lockstep

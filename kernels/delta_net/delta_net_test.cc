@@ -23,6 +23,7 @@ using testing::RandomFloats;
 using testing::Rounded;
 using testing::Snapshot;
 using testing::StatusIs;
+using testing::TestDevice;
 
 constexpr int64_t kConvWidth = 4;
 constexpr int64_t kSlots = 3;
@@ -59,12 +60,12 @@ struct Inputs {
 };
 
 struct Caches {
-  Caches(const DeltaNetParams& p, DType act)
-      : conv(act, {kSlots, kConvWidth - 1, p.conv_channels()}),
-        state(DType::kF32, {kSlots, p.num_v_heads, p.v_dim, p.k_dim}),
-        ring_k(DType::kF32, {kSlots, kGrid, p.num_k_heads * p.k_dim}),
-        ring_d(DType::kF32, {kSlots, kGrid, p.num_v_heads * p.v_dim}),
-        ring_g(DType::kF32, {kSlots, kGrid, p.num_v_heads}),
+  Caches(const DeltaNetParams& p, DType act, int64_t slots = kSlots)
+      : conv(act, {slots, kConvWidth - 1, p.conv_channels()}),
+        state(DType::kF32, {slots, p.num_v_heads, p.v_dim, p.k_dim}),
+        ring_k(DType::kF32, {slots, kGrid, p.num_k_heads * p.k_dim}),
+        ring_d(DType::kF32, {slots, kGrid, p.num_v_heads * p.v_dim}),
+        ring_g(DType::kF32, {slots, kGrid, p.num_v_heads}),
         conv_snapshot(act, {kSnapshots, kConvWidth - 1, p.conv_channels()}),
         state_snapshot(DType::kF32, {kSnapshots, p.num_v_heads, p.v_dim, p.k_dim}) {
     // A slot that another sequence used: nothing of it may be seen.
@@ -255,7 +256,8 @@ TEST_P(DeltaNetTest, AnyChunkingGivesTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Dims, DeltaNetTest,
                          ::testing::Values(Dims{4, 8, 32, 32}, Dims{2, 4, 16, 32},
-                                           Dims{1, 3, 32, 16}, Dims{2, 2, 64, 48}));
+                                           Dims{1, 3, 32, 16}, Dims{2, 2, 64, 48},
+                                           Dims{1, 2, 128, 128}, Dims{1, 1, 256, 256}));
 
 TEST(DeltaNet, Bf16StaysNearTheRecurrence) {
   const DeltaNetParams p = MakeParams(2, 4, 32, 32);
@@ -298,6 +300,34 @@ TEST(DeltaNet, BatchMatesAndInstructionSetsChangeNothing) {
     EXPECT_EQ(got_two, want_two);
   }
   SetCpuIsa(before);
+}
+
+// So many heads in one step that a device need not cut them, at every place of the grid cell.
+TEST(DeltaNet, RowsDoNotDependOnTheNumberOfSequences) {
+  for (const DeltaNetParams& p : {MakeParams(2, 4, 128, 128), MakeParams(1, 4, 16, 48)}) {
+    constexpr int32_t kTokens = 131, kSequences = 72;
+    ArmContext context;
+    const Inputs inputs(p, DType::kBF16, kTokens, 21);
+    const auto want =
+        RunAlone(&context, p, DType::kBF16, inputs, {kTokens}, Caches(p, DType::kBF16));
+    const Caches caches(p, DType::kBF16, kSequences);
+    std::vector<Part> prefixes, rows;
+    for (int32_t b = 0; b < kSequences; ++b) {
+      const int32_t length = b * 65 % (kTokens - 1);
+      if (length > 0) prefixes.push_back({&inputs, {b, 0, length, {}}});
+      rows.push_back({&inputs, {b, length, 1, {}}});
+    }
+    Step(&context, p, DType::kBF16, prefixes, caches);
+    const auto got = Step(&context, p, DType::kBF16, rows, caches);
+    for (Part& row : rows) ++row.chunk.start;
+    const auto next = Step(&context, p, DType::kBF16, rows, caches);
+    const int64_t width = p.num_v_heads * p.v_dim;
+    for (int32_t b = 0; b < kSequences; ++b) {
+      const auto row = want.begin() + (rows[b].chunk.start - 1) * width;
+      ASSERT_EQ(got[b], std::vector<float>(row, row + width)) << b;
+      ASSERT_EQ(next[b], std::vector<float>(row + width, row + 2 * width)) << b;
+    }
+  }
 }
 
 TEST(DeltaNet, RestoredSnapshotsContinueBitForBit) {
@@ -413,9 +443,11 @@ TEST(DeltaNet, DryRunTouchesNothing) {
   DryRunContext context;
   const Caches caches(p, DType::kF32);
   BatchBuilder builder({{0, 0, 2, {}}});
-  const TensorView x(nullptr, DType::kF32, {2, 64});
-  const TensorView z(nullptr, DType::kF32, {2, 32}), b(nullptr, DType::kF32, {2, 2});
-  const TensorView h(nullptr, DType::kF32, {2}), n(nullptr, DType::kF32, {16});
+  const TensorView x(nullptr, DType::kF32, {2, 64}, TestDevice());
+  const TensorView z(nullptr, DType::kF32, {2, 32}, TestDevice()),
+      b(nullptr, DType::kF32, {2, 2}, TestDevice());
+  const TensorView h(nullptr, DType::kF32, {2}, TestDevice()),
+      n(nullptr, DType::kF32, {16}, TestDevice());
   EXPECT_OK(
       GatedDeltaNet(context.get(), builder.batch(), p, x, z, b, b, h, h, n, caches.view(), z));
 }
