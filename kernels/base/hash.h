@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/string_view.h"
+#include "kernels/base/float_types.h"
 
 namespace lockstep {
 
@@ -12,7 +13,7 @@ uint64_t HashBytes(absl::string_view bytes, uint64_t seed = 0);
 
 // Finalizer of SplitMix64: a bijection of 64-bit words with full avalanche.
 // Always inlined: sources for different instruction sets must not share one copy.
-__attribute__((always_inline)) inline uint64_t Mix64(uint64_t x) {
+LOCKSTEP_ALWAYS_INLINE inline uint64_t Mix64(uint64_t x) {
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;

@@ -93,6 +93,14 @@ float SumExp(const float* logits, int64_t count, float maximum, float temperatur
   return total;
 }
 
+uint64_t SumWeights(const float* logits, int64_t count, float maximum, float temperature) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum += NucleusWeight(ScaledLogit(logits[i], maximum, temperature));
+  }
+  return sum;
+}
+
 int64_t GumbelArgmax(const float* logits, int64_t count, float maximum, float temperature,
                      uint64_t key) {
   float best = -kInfinity;

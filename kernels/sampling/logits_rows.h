@@ -20,6 +20,8 @@ struct RowScan {
   /* sum of exp((logit - maximum) / temperature): leaves of 128 ids, sixteen lanes (id mod 16, \
      ascending) and a tree each, joined pairwise like the digits of a binary counter. */       \
   float SumExp(const float* logits, int64_t count, float maximum, float temperature);          \
+  /* sum of NucleusWeight((logit - maximum) / temperature); ids at -infinity count nothing. */ \
+  uint64_t SumWeights(const float* logits, int64_t count, float maximum, float temperature);   \
   /* The id with the largest (logit - maximum) / temperature + noise(key, id), lower id first; \
      ids at -infinity never. -1 when there is none. */                                         \
   int64_t GumbelArgmax(const float* logits, int64_t count, float maximum, float temperature,   \

@@ -25,6 +25,7 @@ struct LogitsFunctions {
   decltype(&generic::ScanRow) scan;
   decltype(&generic::FindFirst) find_first;
   decltype(&generic::SumExp) sum_exp;
+  decltype(&generic::SumWeights) sum_weights;
   decltype(&generic::GumbelArgmax) gumbel_argmax;
 };
 
@@ -32,6 +33,7 @@ LogitsFunctions SelectFunctions() {
   return {SelectIsa(generic::ScanRow, avx2::ScanRow, avx512::ScanRow),
           SelectIsa(generic::FindFirst, avx2::FindFirst, avx512::FindFirst),
           SelectIsa(generic::SumExp, avx2::SumExp, avx512::SumExp),
+          SelectIsa(generic::SumWeights, avx2::SumWeights, avx512::SumWeights),
           SelectIsa(generic::GumbelArgmax, avx2::GumbelArgmax, avx512::GumbelArgmax)};
 }
 
@@ -104,16 +106,15 @@ void ChangeLogits(const SamplingState& state, int64_t vocab_size, const Scratch&
 }
 
 uint64_t RowKey(const SamplingParams& p, int64_t position) {
-  const uint64_t request = Fold64(Fold64(0, p.seed), p.output_index);
-  return Fold64(request, static_cast<uint64_t>(position));
+  return RowNoiseKey(RequestNoiseKey(p.seed, p.output_index), position);
 }
 
 // Cuts the `count` best ids, sorting as many of them as needed, to the smallest set whose
-// probabilities reach top_p of `total`. `sorted` of them are sorted already.
-int64_t CutToTopP(const float* x, float maximum, float temperature, float top_p, double total,
+// weights reach top_p of `total`. `sorted` of them are sorted already.
+int64_t CutToTopP(const float* x, float maximum, float temperature, float top_p, uint64_t total,
                   int64_t count, int64_t sorted, int32_t* ids) {
-  const double wanted = static_cast<double>(top_p) * total;
-  double sum = 0.0;
+  const double wanted = static_cast<double>(top_p) * static_cast<double>(total);
+  uint64_t sum = 0;
   int64_t step = 256;
   for (int64_t i = 0; i < count; ++i) {
     if (i == sorted) {
@@ -122,8 +123,8 @@ int64_t CutToTopP(const float* x, float maximum, float temperature, float top_p,
       sorted = end;
       step *= 4;
     }
-    sum += static_cast<double>(Exp(ScaledLogit(x[ids[i]], maximum, temperature)));
-    if (sum >= wanted) return i + 1;
+    sum += NucleusWeight(ScaledLogit(x[ids[i]], maximum, temperature));
+    if (static_cast<double>(sum) >= wanted) return i + 1;
   }
   return count;
 }
@@ -141,13 +142,13 @@ int32_t SampleRestricted(const LogitsFunctions& functions, const SamplingParams&
     count = sorted = p.top_k;
   }
   if (p.top_p < 1.0f) {
-    double total = 0.0;
+    uint64_t total = 0;
     if (sorted > 0) {
       for (int64_t i = 0; i < count; ++i) {
-        total += static_cast<double>(Exp(ScaledLogit(x[ids[i]], maximum, p.temperature)));
+        total += NucleusWeight(ScaledLogit(x[ids[i]], maximum, p.temperature));
       }
     } else {
-      total = functions.sum_exp(x, vocab_size, maximum, p.temperature);
+      total = functions.sum_weights(x, vocab_size, maximum, p.temperature);
     }
     count = CutToTopP(x, maximum, p.temperature, p.top_p, total, count, sorted, ids);
   }

@@ -1,7 +1,8 @@
 // Sampling and the determinism digest. Every rank has the whole row of logits and computes the same
 // token. Order (numerics N11): penalties, bias, masks, temperature, top-k, top-p, min-p; ties by
-// lower id. Randomness is counter-based, keyed by (seed, output index, absolute position), so it
-// depends on nothing else.
+// lower id. top-p keeps the smallest set of best ids whose weights (gumbel_noise.h) reach top_p of
+// all weights that top-k leaves. Randomness is counter-based, keyed by (seed, output index,
+// absolute position), so it depends on nothing else.
 #pragma once
 
 #include <cstdint>
