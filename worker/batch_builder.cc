@@ -55,8 +55,8 @@ absl::StatusOr<BatchBuilder> BatchBuilder::Create(DeviceType device, const Batch
   ForwardBatch batch;
   const int64_t words = Layout(device, nullptr, LargestStep(limits), limits.max_sequences, &batch);
   ASSIGN_OR_RETURN(builder.buffer_, DeviceBuffer::Allocate(device, words * 4));
-  for (HostBuffer& staging : builder.staging_) {
-    ASSIGN_OR_RETURN(staging, HostBuffer::Allocate(device, words * 4));
+  for (PinnedBuffer& staging : builder.staging_) {
+    ASSIGN_OR_RETURN(staging, PinnedBuffer::Allocate(device, words * 4));
   }
   return builder;
 }
@@ -73,7 +73,7 @@ absl::StatusOr<ForwardBatch> BatchBuilder::Build(DeviceStream* stream,
                                                  const PlannedStep& step, const SlotTable& slots,
                                                  int ticket, Counters* counters) {
   const int64_t num_sequences = static_cast<int64_t>(step.sequences.size());
-  HostBuffer& staging = staging_[ticket];
+  PinnedBuffer& staging = staging_[ticket];
   ForwardBatch batch;  // on the host
   const int64_t words =
       Layout(DeviceType::kCpu, static_cast<int32_t*>(staging.data()), step, num_sequences, &batch);

@@ -9,6 +9,7 @@
 #include "kernels/runtime/counters.h"
 #include "kernels/runtime/device_buffer.h"
 #include "kernels/runtime/device_stream.h"
+#include "kernels/runtime/pinned_buffer.h"
 #include "proto/step.pb.h"
 #include "worker/slot_table.h"
 
@@ -35,7 +36,7 @@ class BatchBuilder {
 
  private:
   DeviceBuffer buffer_;
-  HostBuffer staging_[kTickets];
+  PinnedBuffer staging_[kTickets];
 };
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/runtime/pinned_buffer.h"
 
 namespace lockstep {
 namespace {
@@ -71,8 +72,7 @@ absl::Status CacheArena::RestoreSlot(DeviceStream* stream, int32_t slot, int32_t
     if (views_.snapshot_tensors[i].shape.rank() == 0) continue;
     const TensorView to = views_.slot_tensors[i].Rows(slot, 1);
     const TensorView from = views_.snapshot_tensors[i].Rows(snapshot, 1);
-    RETURN_IF_ERROR(
-        CopyOnDevice(stream->device(), stream->handle(), to.data, from.data, to.bytes()));
+    RETURN_IF_ERROR(CopyAsync(stream->device(), to.data, from.data, to.bytes(), stream->handle()));
   }
   return absl::OkStatus();
 }

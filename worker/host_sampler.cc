@@ -25,6 +25,8 @@ class HostSampler : public StepSampler {
         last_(static_cast<size_t>(limits.slots), 0),
         results_(kTickets) {}
 
+  absl::Status BeginStep() override { return absl::OkStatus(); }
+
   absl::Status Begin(ExecContext*, int32_t slot, const SamplingParams& params,
                      const std::vector<int32_t>& prompt,
                      const std::vector<int32_t>& output) override {

@@ -466,6 +466,7 @@ absl::Status StepExecutor::LaunchStep(const StepRequest& request, InFlight* step
   // Transports that queue their work say nothing of the step in their messages: they compare it
   // here.
   if (device_ == DeviceType::kCuda) RETURN_IF_ERROR(comm_->Barrier(&ctx));
+  RETURN_IF_ERROR(sampler_->BeginStep());
   RETURN_IF_ERROR(BeginSequences(&ctx, plan, step->plan));
   ASSIGN_OR_RETURN(const ForwardBatch batch, builder_.Build(stream_.get(), plan, step->plan,
                                                             *slots_, step->ticket, counters_));

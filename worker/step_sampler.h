@@ -2,9 +2,9 @@
 // feed later steps. One implementation per kind of device; both follow kernels/sampling/sampling.h
 // bit for bit. Used by the executor thread alone.
 //
-// A step is queued by Begin (for its new sequences), Stage, Feed, Launch, Finish; its results are
-// there once the event recorded after Finish is done, and Collect hands them out. At most kTickets
-// steps are queued and not collected. Feed and Launch may be captured in a graph.
+// A step is queued by BeginStep, Begin (for its new sequences), Stage, Feed, Launch, Finish; its
+// results are there once the event recorded after Finish is done, and Collect hands them out. At
+// most kTickets steps are queued and not collected. Feed and Launch may be captured in a graph.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,8 @@ class StepSampler {
   static constexpr int kTickets = 2;
 
   virtual ~StepSampler() = default;
+
+  virtual absl::Status BeginStep() = 0;
 
   // A new sequence owns `slot`, with these tokens so far.
   virtual absl::Status Begin(ExecContext* ctx, int32_t slot, const SamplingParams& params,

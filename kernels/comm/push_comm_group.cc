@@ -16,7 +16,7 @@
 #include "kernels/comm/push_memory.h"
 #include "kernels/runtime/device_buffer.h"
 #include "kernels/runtime/device_memory.h"
-#include "kernels/runtime/device_stream.h"
+#include "kernels/runtime/pinned_buffer.h"
 
 namespace lockstep {
 
@@ -57,7 +57,7 @@ struct PushMemory {
   DeviceBuffer arena;    // [world][kSlots][capacity] packets: messages of each rank
   DeviceBuffer words;    // sequence, ended, failed
   DeviceBuffer channel;  // the PushChannel
-  HostBuffer host;       // the abort word, then the PushFailureRecord
+  PinnedBuffer host;     // the abort word, then the PushFailureRecord
 
   static constexpr int64_t kRecordOffset = 64;
   PushFailureRecord* record() const {
@@ -77,7 +77,7 @@ absl::StatusOr<PushMemory> AllocateMemory(int world, int64_t capacity) {
                    DeviceBuffer::Allocate(kCuda, world * kSlots * capacity * kPushPacketBytes));
   ASSIGN_OR_RETURN(m.words, DeviceBuffer::Allocate(kCuda, 256));
   ASSIGN_OR_RETURN(m.channel, DeviceBuffer::Allocate(kCuda, sizeof(PushChannel)));
-  ASSIGN_OR_RETURN(m.host, HostBuffer::Allocate(kCuda, 256));
+  ASSIGN_OR_RETURN(m.host, PinnedBuffer::Allocate(kCuda, 256));
   RETURN_IF_ERROR(SynchronizeDevice(kCuda));
   return m;
 }

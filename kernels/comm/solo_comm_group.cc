@@ -2,7 +2,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/comm/collective_checks.h"
-#include "kernels/runtime/device_stream.h"
+#include "kernels/runtime/pinned_buffer.h"
 
 namespace lockstep {
 
@@ -23,7 +23,7 @@ absl::Status SoloCommGroup::AllGather(ExecContext* ctx, ConstTensorView local, T
   RETURN_IF_ERROR(CheckAllGather(local, out, 1));
   RETURN_IF_ERROR(Begin(ctx));
   if (ctx->dry_run()) return absl::OkStatus();
-  return CopyOnDevice(ctx->device, ctx->stream, out.data, local.data, local.bytes());
+  return CopyAsync(ctx->device, out.data, local.data, local.bytes(), ctx->stream);
 }
 
 absl::Status SoloCommGroup::Barrier(ExecContext* ctx) { return Begin(ctx); }

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/runtime/device_memory.h"
+#include "kernels/runtime/pinned_buffer.h"
 
 namespace lockstep {
 
@@ -25,14 +25,11 @@ absl::Status NoCuda() {
 
 absl::Status Select(int) { return NoCuda(); }
 absl::StatusOr<DeviceInfo> Info() { return NoCuda(); }
-absl::StatusOr<void*> AllocateHost(int64_t) { return NoCuda(); }
-void FreeHost(void*) {}
 absl::StatusOr<void*> CreateEvent() { return NoCuda(); }
 void DestroyEvent(void*) {}
 absl::StatusOr<bool> EventDone(void*) { return NoCuda(); }
 absl::StatusOr<void*> CreateStream() { return NoCuda(); }
 void DestroyStream(void*) {}
-absl::Status Copy(void*, void*, const void*, int64_t) { return NoCuda(); }
 absl::Status Zero(void*, void*, int64_t) { return NoCuda(); }
 absl::Status Record(void*, void*) { return NoCuda(); }
 absl::Status Synchronize(void*) { return NoCuda(); }
@@ -58,41 +55,6 @@ absl::StatusOr<DeviceInfo> GetDeviceInfo(DeviceType device) {
   info.total_bytes = sysconf(_SC_PHYS_PAGES) * page;
   info.free_bytes = sysconf(_SC_AVPHYS_PAGES) * page;
   return info;
-}
-
-// ---- HostBuffer ----
-
-HostBuffer::~HostBuffer() {
-  if (data_ == nullptr) return;
-  if (device_ == DeviceType::kCuda) {
-    cuda_stream::FreeHost(data_);
-  } else {
-    FreeBytes(DeviceType::kCpu, data_);
-  }
-}
-
-HostBuffer::HostBuffer(HostBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      device_(other.device_) {}
-
-HostBuffer& HostBuffer::operator=(HostBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(device_, other.device_);
-  return *this;
-}
-
-absl::StatusOr<HostBuffer> HostBuffer::Allocate(DeviceType device, int64_t bytes) {
-  HostBuffer buffer;
-  if (device == DeviceType::kCuda) {
-    ASSIGN_OR_RETURN(buffer.data_, cuda_stream::AllocateHost(bytes));
-  } else {
-    ASSIGN_OR_RETURN(buffer.data_, AllocateBytes(DeviceType::kCpu, bytes));
-  }
-  buffer.bytes_ = bytes;
-  buffer.device_ = device;
-  return buffer;
 }
 
 // ---- DeviceEvent, DeviceGraph ----
@@ -149,11 +111,11 @@ DeviceStream::~DeviceStream() {
 }
 
 absl::Status DeviceStream::CopyToDevice(void* to, const void* host, int64_t bytes) {
-  return CopyOnDevice(device_, stream_, to, host, bytes);
+  return CopyAsync(device_, to, host, bytes, stream_);
 }
 
 absl::Status DeviceStream::CopyToHost(void* host, const void* from, int64_t bytes) {
-  return CopyOnDevice(device_, stream_, host, from, bytes);
+  return CopyAsync(device_, host, from, bytes, stream_);
 }
 
 absl::Status DeviceStream::Zero(void* data, int64_t bytes) {
@@ -190,14 +152,6 @@ absl::Status DeviceStream::Launch(const DeviceGraph& graph) {
 
 absl::Status SynchronizeStream(DeviceType device, void* stream) {
   return device == DeviceType::kCuda ? cuda_stream::Synchronize(stream) : absl::OkStatus();
-}
-
-absl::Status CopyOnDevice(DeviceType device, void* stream, void* to, const void* from,
-                          int64_t bytes) {
-  if (bytes == 0) return absl::OkStatus();
-  if (device == DeviceType::kCuda) return cuda_stream::Copy(stream, to, from, bytes);
-  std::memmove(to, from, static_cast<size_t>(bytes));
-  return absl::OkStatus();
 }
 
 }  // namespace lockstep

@@ -30,28 +30,6 @@ struct DeviceInfo {
 absl::Status SelectDevice(DeviceType device, int ordinal);
 absl::StatusOr<DeviceInfo> GetDeviceInfo(DeviceType device);
 
-// Host memory that the device reads and writes directly. Zeroed.
-class HostBuffer {
- public:
-  HostBuffer() = default;
-  ~HostBuffer();
-  HostBuffer(HostBuffer&& other) noexcept;
-  HostBuffer& operator=(HostBuffer&& other) noexcept;
-  HostBuffer(const HostBuffer&) = delete;
-  HostBuffer& operator=(const HostBuffer&) = delete;
-
-  // ResourceExhausted names the bytes asked for.
-  static absl::StatusOr<HostBuffer> Allocate(DeviceType device, int64_t bytes);
-
-  void* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
-  DeviceType device_ = DeviceType::kCpu;
-};
-
 // A point in a stream. One that was never recorded is done.
 class DeviceEvent {
  public:
@@ -99,7 +77,7 @@ class DeviceStream {
   // For ExecContext::stream.
   void* handle() const { return stream_; }
 
-  // `host` is memory of a HostBuffer and stays as it is until the copy has ended.
+  // `host` is memory of a PinnedBuffer and stays as it is until the copy has ended.
   absl::Status CopyToDevice(void* to, const void* host, int64_t bytes);
   absl::Status CopyToHost(void* host, const void* from, int64_t bytes);
   absl::Status Zero(void* data, int64_t bytes);
@@ -120,11 +98,6 @@ class DeviceStream {
   void* stream_ = nullptr;
 };
 
-// Copies inside a device's memory, in order with the ops on `stream` (of ExecContext; unused on the
-// CPU).
-absl::Status CopyOnDevice(DeviceType device, void* stream, void* to, const void* from,
-                          int64_t bytes);
-
 // Waits for what `stream` (of ExecContext) has queued: for set-up and evaluation, never in a step.
 absl::Status SynchronizeStream(DeviceType device, void* stream);
 
@@ -132,14 +105,11 @@ namespace cuda_stream {
 
 absl::Status Select(int ordinal);
 absl::StatusOr<DeviceInfo> Info();
-absl::StatusOr<void*> AllocateHost(int64_t bytes);
-void FreeHost(void* data);
 absl::StatusOr<void*> CreateEvent();
 void DestroyEvent(void* event);
 absl::StatusOr<bool> EventDone(void* event);
 absl::StatusOr<void*> CreateStream();
 void DestroyStream(void* stream);
-absl::Status Copy(void* stream, void* to, const void* from, int64_t bytes);
 absl::Status Zero(void* stream, void* data, int64_t bytes);
 absl::Status Record(void* stream, void* event);
 absl::Status Synchronize(void* stream);

@@ -2,10 +2,8 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
 #include "kernels/runtime/cuda_status.h"
 #include "kernels/runtime/device_stream.h"
 
@@ -67,21 +65,6 @@ absl::StatusOr<DeviceInfo> Info() {
   return info;
 }
 
-absl::StatusOr<void*> AllocateHost(int64_t bytes) {
-  RETURN_IF_CUDA_UNBOUND();
-  const size_t size = static_cast<size_t>(bytes == 0 ? 64 : bytes);
-  void* data = nullptr;
-  const cudaError_t error = cudaHostAlloc(&data, size, cudaHostAllocPortable);
-  if (error != cudaSuccess) {
-    return absl::ResourceExhaustedError(absl::StrCat("no page-locked host memory for ", bytes,
-                                                     " bytes: ", cudaGetErrorString(error)));
-  }
-  std::memset(data, 0, size);
-  return data;
-}
-
-void FreeHost(void* data) { CHECK_OK(CudaStatus(cudaFreeHost(data), "cudaFreeHost")); }
-
 absl::StatusOr<void*> CreateEvent() {
   RETURN_IF_CUDA_UNBOUND();
   cudaEvent_t event = nullptr;
@@ -111,12 +94,6 @@ absl::StatusOr<void*> CreateStream() {
                                          "cudaStreamCreateWithFlags");
   if (!status.ok()) return status;
   return static_cast<void*>(stream);
-}
-
-absl::Status Copy(void* stream, void* to, const void* from, int64_t bytes) {
-  return CudaStatus(
-      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, Stream(stream)),
-      "cudaMemcpyAsync");
 }
 
 absl::Status Zero(void* stream, void* data, int64_t bytes) {

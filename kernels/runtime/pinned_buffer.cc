@@ -57,7 +57,7 @@ absl::StatusOr<PinnedBuffer> PinnedBuffer::Allocate(DeviceType device, int64_t b
 absl::Status CopyAsync(DeviceType device, void* to, const void* from, int64_t bytes, void* stream) {
   if (bytes == 0) return absl::OkStatus();
   if (device == DeviceType::kCuda) return cuda_memory::CopyAsync(to, from, bytes, stream);
-  std::memcpy(to, from, static_cast<size_t>(bytes));
+  std::memmove(to, from, static_cast<size_t>(bytes));
   return absl::OkStatus();
 }
 

@@ -32,7 +32,8 @@ class PinnedBuffer {
   DeviceType device_ = DeviceType::kCpu;
 };
 
-// Copies between a device and pinned memory, in the order of `stream`; returns at once. Internal
+// Copies inside a device, or between it and pinned memory, in the order of `stream`; returns at
+// once. On the CPU it copies at once; the two may overlap. Internal
 // carries the vendor's message.
 absl::Status CopyAsync(DeviceType device, void* to, const void* from, int64_t bytes, void* stream);
 

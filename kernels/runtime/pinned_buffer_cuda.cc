@@ -3,12 +3,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/runtime/cuda_status.h"
 #include "kernels/runtime/pinned_buffer.h"
 
 namespace lockstep {
 namespace cuda_memory {
 
 absl::StatusOr<void*> AllocatePinned(int64_t bytes) {
+  RETURN_IF_CUDA_UNBOUND();
   void* data = nullptr;
   const cudaError_t error =
       cudaHostAlloc(&data, static_cast<size_t>(bytes == 0 ? 64 : bytes), cudaHostAllocPortable);
@@ -25,9 +27,7 @@ void FreePinned(void* data) {
 absl::Status CopyAsync(void* to, const void* from, int64_t bytes, void* stream) {
   const cudaError_t error = cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault,
                                             static_cast<cudaStream_t>(stream));
-  if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("cuda: cudaMemcpyAsync: ", cudaGetErrorName(error), ": ",
-                                          cudaGetErrorString(error)));
+  return CudaStatus(error, "cudaMemcpyAsync");
 }
 
 }  // namespace cuda_memory

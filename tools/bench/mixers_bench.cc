@@ -20,6 +20,7 @@
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/runtime/device_buffer.h"
 #include "kernels/runtime/device_stream.h"
+#include "kernels/runtime/pinned_buffer.h"
 #include "kernels/runtime/testing/arm_test.h"
 
 namespace lockstep {
@@ -47,8 +48,8 @@ class Filled {
     uint8_t* to = static_cast<uint8_t*>(buffer_.data());
     const int64_t piece = values.view().bytes();
     for (int64_t at = 0; at < view_.bytes(); at += piece) {
-      CHECK_OK(CopyOnDevice(TestDevice(), nullptr, to + at, values.view().data,
-                            std::min(piece, view_.bytes() - at)));
+      CHECK_OK(CopyAsync(TestDevice(), to + at, values.view().data,
+                         std::min(piece, view_.bytes() - at), nullptr));
     }
     CHECK_OK(SynchronizeStream(TestDevice(), nullptr));
   }
@@ -69,8 +70,8 @@ class Bench {
     const int64_t bytes = int64_t{512} << 20;
     const Filled from(DType::kF32, {bytes / 4}), to(DType::kF32, {bytes / 4});
     const double us = Microseconds(50, [&](int) {
-      return CopyOnDevice(TestDevice(), context_.get()->stream, to.view().data, from.view().data,
-                          bytes);
+      return CopyAsync(TestDevice(), to.view().data, from.view().data, bytes,
+                       context_.get()->stream);
     });
     bytes_per_us_ = 2 * static_cast<double>(bytes) / us;
     std::cout << "{\"name\":\"copy\",\"us\":" << us << ",\"tb_per_s\":" << bytes_per_us_ * 1e-6

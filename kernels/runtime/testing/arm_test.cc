@@ -45,7 +45,7 @@ ArmContext::ArmContext(int num_threads, int64_t workspace_bytes) : pool_(num_thr
   context_.counters = &counters_;
 }
 
-DryRunContext::DryRunContext() {
+DryRunContext::DryRunContext() : workspace_(TestDevice()) {
   context_.device = TestDevice();
   context_.workspace = &workspace_;
   context_.counters = &counters_;
