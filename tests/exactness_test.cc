@@ -26,6 +26,8 @@ int tensor_parallel = 1;
 std::string model_folder = "qwen3_5-trained-ct-nvfp4-fp8";
 std::string activations = "bf16";
 std::string activation_quant = "none";
+// "cuda:N" puts every rank on that GPU.
+std::string device = "cpu";
 
 constexpr int kVocab = 300;  // ids that every test model has
 constexpr int kNeighbours = 15;
@@ -89,6 +91,7 @@ class Matrix {
     ClusterOptions options;
     options.model = TestModel(model_folder);
     options.tp = is_reference ? 1 : tensor_parallel;
+    options.worker_flags = {"--device", device};
     options.chunk_policy = condition.chunk_policy;
     options.preempt_every = condition.preempt_every;
     options.coordinator_flags = {"--activations",  activations,      "--activation-quant",
@@ -201,9 +204,10 @@ TEST(Exactness, DigestsDoNotDependOnTpBatchChunkingCacheOrPreemption) {
     matrix.Run(condition, false);
     ASSERT_FALSE(HasFatalFailure());
   }
-  std::printf("%lld digests, %lld equal (tp %d, %s, %s activations, activation quant %s)\n",
+  std::printf("%lld digests, %lld equal (%s, tp %d, %s, %s activations, activation quant %s)\n",
               static_cast<long long>(matrix.compared()), static_cast<long long>(matrix.equal()),
-              tensor_parallel, model_folder.c_str(), activations.c_str(), activation_quant.c_str());
+              device.c_str(), tensor_parallel, model_folder.c_str(), activations.c_str(),
+              activation_quant.c_str());
   EXPECT_EQ(matrix.compared(), matrix.equal());
   // 3 chunkings x 10 probes x (2 alone + 2 in a batch), and those of 3 x 10 x 2 that were
   // preempted.
@@ -222,6 +226,7 @@ int main(int argc, char** argv) {
     const std::string value = equals == std::string::npos ? "" : arg.substr(equals + 1);
     if (arg.rfind("--tp=", 0) == 0) lockstep::testing::tensor_parallel = std::atoi(value.c_str());
     if (arg.rfind("--model=", 0) == 0) lockstep::testing::model_folder = value;
+    if (arg.rfind("--device=", 0) == 0) lockstep::testing::device = value;
     if (arg.rfind("--activations=", 0) == 0) lockstep::testing::activations = value;
     if (arg.rfind("--activation-quant=", 0) == 0) lockstep::testing::activation_quant = value;
   }
