@@ -225,14 +225,15 @@ absl::Status DeviceSampler::Launch(ExecContext* ctx, ConstTensorView logits, Con
                       .status());
   const int64_t n = rows.shape[0];
   const int64_t chunks = (limits_.vocab_size + kSamplerChunk - 1) / kSamplerChunk;
+  const int64_t parts = SamplerParts(chunks, std::max<int64_t>(n, 1));
   Workspace::Scope scope(ctx->workspace);
   const auto take = [&](int64_t bytes) {
     return ctx->workspace->Take(DType::kU8, {std::max<int64_t>(bytes, 1)}).data;
   };
   SampleProblem p;
   p.state = state_;
-  p.scratch.scans = take(n * chunks * kSamplerScanBytes);
-  p.scratch.bests = take(n * chunks * kSamplerBestBytes);
+  p.scratch.scans = take(n * parts * kSamplerScanBytes);
+  p.scratch.bests = take(n * parts * kSamplerBestBytes);
   p.scratch.leaf_sums = static_cast<float*>(take(n * chunks * 16 * 4));
   p.scratch.tops = static_cast<uint64_t*>(take(n * chunks * kSamplerMaxTop * 8));
   p.scratch.weights = static_cast<uint64_t*>(take(n * kSamplerBins * 8));
@@ -244,6 +245,7 @@ absl::Status DeviceSampler::Launch(ExecContext* ctx, ConstTensorView logits, Con
   p.local = static_cast<uint32_t>(logits.shape[2]);
   p.rows = static_cast<const SampleRow*>(rows.data);
   p.num_rows = n;
+  p.parts = static_cast<int32_t>(parts);
   p.results = results_;
   p.top = top_;
   CountLaunch(ctx);

@@ -11,18 +11,27 @@ namespace {
 constexpr int kThreads = kChunkThreads;
 
 // The first id of a thread of a chunk; its others follow at a distance of 16.
-__device__ uint32_t FirstId() {
-  return blockIdx.x * kSamplerChunk + threadIdx.x / 16 * 128 + threadIdx.x % 16;
+__device__ uint32_t FirstId(int chunk) {
+  return static_cast<uint32_t>(chunk) * kSamplerChunk + threadIdx.x / 16 * 128 + threadIdx.x % 16;
 }
 
-// Digest, flags and maxima of a chunk; clears what the next kernels count in.
+// The thread's raw logits of a chunk; 0 beyond the vocabulary.
+__device__ void LoadRaw(const SampleProblem& p, const RowView& view, uint32_t first, float* raw) {
+#pragma unroll
+  for (int i = 0; i < kIdsPerThread; ++i) {
+    const uint32_t id = first + i * 16;
+    raw[i] = id < static_cast<uint32_t>(p.state.vocab) ? view.Raw(id) : 0.0f;
+  }
+}
+
+// Digest, flags and maxima of a block's chunks; clears what the next kernels count in.
 __global__ void __launch_bounds__(kThreads) ScanKernel(SampleProblem p) {
   const int64_t r = blockIdx.y;
   const SampleRow row = p.rows[r];
   if (row.row < 0) return;
   const RowView view(p, row);
   if (view.cut()) {
-    const int stride = static_cast<int>(gridDim.x) * kThreads;
+    const int stride = p.parts * kThreads;
     for (int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x); i < kSamplerBins;
          i += stride) {
       p.scratch.counts[r * kSamplerBins + i] = 0;
@@ -30,37 +39,37 @@ __global__ void __launch_bounds__(kThreads) ScanKernel(SampleProblem p) {
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) p.scratch.list_size[r] = 0;
   }
-  float raw[kIdsPerThread];
-  const uint32_t first = FirstId(), vocab = static_cast<uint32_t>(p.state.vocab);
-#pragma unroll
-  for (int i = 0; i < kIdsPerThread; ++i) {
-    raw[i] = first + i * 16 < vocab ? view.Raw(first + i * 16) : 0.0f;
-  }
   RowScanPart scan = EmptyScan();
+  for (int chunk = static_cast<int>(blockIdx.x); chunk < NumChunks(p.state); chunk += p.parts) {
+    float raw[kIdsPerThread];
+    const uint32_t first = FirstId(chunk);
+    LoadRaw(p, view, first, raw);
 #pragma unroll
-  for (int i = 0; i < kIdsPerThread; ++i) {
-    const uint32_t id = first + i * 16;
-    if (id >= vocab) break;
-    const uint32_t bits = FloatToBits(raw[i]);
-    scan.digest += Mix64(static_cast<uint64_t>(id) << 32 | bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) scan.broken |= kHasNan;
-    if (bits == 0x7f800000u) scan.broken |= kHasInfinity;
-    scan.raw_maximum = raw[i] > scan.raw_maximum ? raw[i] : scan.raw_maximum;
-    const float x = view.Change(raw[i], id);
-    if (x > scan.maximum) {
-      scan.maximum = x;
-      scan.arg = static_cast<int32_t>(id);
+    for (int i = 0; i < kIdsPerThread; ++i) {
+      const uint32_t id = first + i * 16;
+      if (id >= static_cast<uint32_t>(p.state.vocab)) break;
+      const uint32_t bits = FloatToBits(raw[i]);
+      scan.digest += Mix64(static_cast<uint64_t>(id) << 32 | bits);
+      if ((bits & 0x7fffffffu) > 0x7f800000u) scan.broken |= kHasNan;
+      if (bits == 0x7f800000u) scan.broken |= kHasInfinity;
+      scan.raw_maximum = raw[i] > scan.raw_maximum ? raw[i] : scan.raw_maximum;
+      const float x = view.Change(raw[i], id);
+      if (x > scan.maximum) {
+        scan.maximum = x;
+        scan.arg = static_cast<int32_t>(id);
+      }
     }
   }
   scan = BlockReduce<kThreads>(scan, JoinScans());
   if (threadIdx.x == 0) {
-    static_cast<RowScanPart*>(p.scratch.scans)[r * gridDim.x + blockIdx.x] = scan;
+    static_cast<RowScanPart*>(p.scratch.scans)[r * p.parts + blockIdx.x] = scan;
   }
 }
 
 // Leaf sums of exp(raw - maximum), in the order of SumExp (logits_rows.h).
-__device__ void SumLeaves(const SampleProblem& p, int64_t r, const float* raw, uint32_t first,
+__device__ void SumLeaves(const SampleProblem& p, int64_t r, int chunk, const float* raw,
                           float maximum) {
+  const uint32_t first = FirstId(chunk);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kIdsPerThread; ++i) {
@@ -71,24 +80,27 @@ __device__ void SumLeaves(const SampleProblem& p, int64_t r, const float* raw, u
     sum = __fadd_rn(sum, __shfl_down_sync(0xffffffffu, sum, width, 16));
   }
   if (threadIdx.x % 16 == 0) {
-    p.scratch.leaf_sums[(r * gridDim.x + blockIdx.x) * 16 + threadIdx.x / 16] = sum;
+    p.scratch.leaf_sums[(r * NumChunks(p.state) + chunk) * 16 + threadIdx.x / 16] = sum;
   }
 }
 
 // The `count` best raw logits of the chunk, as keys, best first.
-__device__ void FindTop(const SampleProblem& p, int64_t r, const float* raw, uint32_t first,
-                        int count) {
+__device__ void FindTop(const SampleProblem& p, int64_t r, int chunk, const float* raw, int count) {
+  const uint32_t first = FirstId(chunk);
   uint64_t keys[kIdsPerThread];
+#pragma unroll
   for (int i = 0; i < kIdsPerThread; ++i) {
     const bool inside = first + i * 16 < static_cast<uint32_t>(p.state.vocab);
     keys[i] = inside ? OrderKey(raw[i], first + i * 16) : 0;
   }
-  uint64_t* top = p.scratch.tops + (r * gridDim.x + blockIdx.x) * kSamplerMaxTop;
+  uint64_t* top = p.scratch.tops + (r * NumChunks(p.state) + chunk) * kSamplerMaxTop;
   const auto larger = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
   for (int n = 0; n < count; ++n) {
     uint64_t best = 0;
+#pragma unroll
     for (int i = 0; i < kIdsPerThread; ++i) best = larger(best, keys[i]);
     best = BlockReduce<kThreads>(best, larger);
+#pragma unroll
     for (int i = 0; i < kIdsPerThread; ++i) {
       if (keys[i] == best) keys[i] = 0;
     }
@@ -96,41 +108,49 @@ __device__ void FindTop(const SampleProblem& p, int64_t r, const float* raw, uin
   }
 }
 
-// Numbers and weights of the chunk's ids per bin. A weight is added in two parts, so that sums of a
-// chunk fit into 32 bits.
-__device__ void CountBins(const SampleProblem& p, int64_t r, const RowView& view, const float* raw,
-                          uint32_t first, float maximum) {
-  __shared__ uint32_t counts[kSamplerBins], low[kSamplerBins], high[kSamplerBins];
-  constexpr int kLowBits = 21;
-  for (int b = static_cast<int>(threadIdx.x); b < kSamplerBins; b += kThreads) {
-    counts[b] = low[b] = high[b] = 0;
+// Numbers and weights of ids per bin, of the chunks of a block. A weight is added in three parts of
+// 14 bits, so that their sums over a whole vocabulary fit into 32 bits.
+struct BlockBins {
+  uint32_t counts[kSamplerBins];
+  uint32_t parts[3][kSamplerBins];
+
+  // Everybody before the first Count.
+  __device__ void Clear() {
+    for (int b = static_cast<int>(threadIdx.x); b < kSamplerBins; b += kThreads) {
+      counts[b] = parts[0][b] = parts[1][b] = parts[2][b] = 0;
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  for (int i = 0; i < kIdsPerThread; ++i) {
-    const uint32_t id = first + i * 16;
-    if (id >= static_cast<uint32_t>(p.state.vocab)) break;
-    const float x = view.Change(raw[i], id);
-    if (!(x > kMaskedLogit)) continue;
-    const float scaled = ScaledLogit(x, maximum, view.slot.temperature);
+  __device__ void Count(float scaled) {
     const uint64_t weight = NucleusWeight(scaled);
     const int bin = BinOf(scaled);
     atomicAdd(&counts[bin], 1u);
-    atomicAdd(&low[bin], static_cast<uint32_t>(weight & ((1u << kLowBits) - 1)));
-    atomicAdd(&high[bin], static_cast<uint32_t>(weight >> kLowBits));
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const uint32_t part = static_cast<uint32_t>(weight >> (14 * i)) & 0x3fffu;
+      if (part != 0) atomicAdd(&parts[i][bin], part);
+    }
   }
-  __syncthreads();
-  for (int b = static_cast<int>(threadIdx.x); b < kSamplerBins; b += kThreads) {
-    if (counts[b] == 0) continue;
-    const uint64_t weight = (static_cast<uint64_t>(high[b]) << kLowBits) + low[b];
-    atomicAdd(&p.scratch.counts[r * kSamplerBins + b], counts[b]);
-    atomicAdd(reinterpret_cast<unsigned long long*>(&p.scratch.weights[r * kSamplerBins + b]),
-              static_cast<unsigned long long>(weight));
+  // Everybody after the last Count.
+  __device__ void AddTo(uint32_t* row_counts, uint64_t* row_weights) const {
+    __syncthreads();
+    for (int b = static_cast<int>(threadIdx.x); b < kSamplerBins; b += kThreads) {
+      if (counts[b] == 0) continue;
+      const unsigned long long weight = (static_cast<unsigned long long>(parts[2][b]) << 28) +
+                                        (static_cast<unsigned long long>(parts[1][b]) << 14) +
+                                        parts[0][b];
+      atomicAdd(&row_counts[b], counts[b]);
+      if (weight != 0) {
+        atomicAdd(reinterpret_cast<unsigned long long*>(&row_weights[b]), weight);
+      }
+    }
   }
-}
+};
 
 // With the maxima known: noisy scores of rows without cuts, histograms of rows with them, sums and
 // best ids of rows whose logprobs are wanted.
 __global__ void __launch_bounds__(kThreads) ScoreKernel(SampleProblem p) {
+  __shared__ BlockBins bins;
   const int64_t r = blockIdx.y;
   const SampleRow row = p.rows[r];
   if (row.row < 0 || row.slot < 0) return;
@@ -138,34 +158,35 @@ __global__ void __launch_bounds__(kThreads) ScoreKernel(SampleProblem p) {
   if (view.greedy() && view.slot.num_logprobs < 0) return;
   const RowScanPart scan = RowScanOf<kThreads>(p, r);
   if (scan.broken != 0 || scan.maximum == kMaskedLogit) return;
-  const uint32_t first = FirstId(), vocab = static_cast<uint32_t>(p.state.vocab);
-  float raw[kIdsPerThread];
+  if (view.cut()) bins.Clear();
+  Race race(view, scan, row.key);
+  for (int chunk = static_cast<int>(blockIdx.x); chunk < NumChunks(p.state); chunk += p.parts) {
+    const uint32_t first = FirstId(chunk);
+    float raw[kIdsPerThread];
+    LoadRaw(p, view, first, raw);
+    if (view.slot.num_logprobs >= 0) SumLeaves(p, r, chunk, raw, scan.raw_maximum);
+    if (view.slot.num_logprobs > 0) {
+      FindTop(p, r, chunk, raw, min(view.slot.num_logprobs, p.state.vocab));
+    }
+    if (view.greedy()) continue;
 #pragma unroll
-  for (int i = 0; i < kIdsPerThread; ++i) {
-    raw[i] = first + i * 16 < vocab ? view.Raw(first + i * 16) : 0.0f;
+    for (int i = 0; i < kIdsPerThread; ++i) {
+      const uint32_t id = first + i * 16;
+      if (id >= static_cast<uint32_t>(p.state.vocab)) break;
+      const float x = view.Change(raw[i], id);
+      if (!(x > kMaskedLogit)) continue;
+      if (view.cut()) {
+        bins.Count(race.Scaled(x));
+      } else {
+        race.Enter(x, id);
+      }
+    }
   }
-  if (view.slot.num_logprobs >= 0) SumLeaves(p, r, raw, first, scan.raw_maximum);
-  if (view.slot.num_logprobs > 0) {
-    FindTop(p, r, raw, first, min(view.slot.num_logprobs, p.state.vocab));
-  }
-  if (view.greedy()) return;
   if (view.cut()) {
-    CountBins(p, r, view, raw, first, scan.maximum);
-    return;
-  }
-  Best best = {0.0f, -1};
-#pragma unroll
-  for (int i = 0; i < kIdsPerThread; ++i) {
-    const uint32_t id = first + i * 16;
-    if (id >= vocab) break;
-    const float x = view.Change(raw[i], id);
-    if (!(x > kMaskedLogit)) continue;
-    const float scaled = ScaledLogit(x, scan.maximum, view.slot.temperature);
-    best = BetterOf()(best, view.Score(scaled, row.key, id));
-  }
-  best = BlockReduce<kThreads>(best, BetterOf());
-  if (threadIdx.x == 0) {
-    static_cast<Best*>(p.scratch.bests)[r * gridDim.x + blockIdx.x] = best;
+    bins.AddTo(p.scratch.counts + r * kSamplerBins, p.scratch.weights + r * kSamplerBins);
+  } else if (!view.greedy()) {
+    const Best best = BlockReduce<kThreads>(race.best, BetterOf());
+    if (threadIdx.x == 0) static_cast<Best*>(p.scratch.bests)[r * p.parts + blockIdx.x] = best;
   }
 }
 
@@ -180,26 +201,28 @@ __global__ void __launch_bounds__(kThreads) CollectKernel(SampleProblem p) {
   const RowScanPart scan = RowScanOf<kThreads>(p, r);
   if (scan.broken != 0 || scan.maximum == kMaskedLogit) return;
   const CutBins cut = FindCut<kThreads>(p, r, view.slot);
-  const uint32_t first = FirstId(), vocab = static_cast<uint32_t>(p.state.vocab);
-  Best best = {0.0f, -1};
-  for (int i = 0; i < kIdsPerThread; ++i) {
-    const uint32_t id = first + i * 16;
-    if (id >= vocab) break;
-    const float x = view.Logit(id);
-    if (!(x > kMaskedLogit)) continue;
-    const float scaled = ScaledLogit(x, scan.maximum, view.slot.temperature);
-    const int bin = BinOf(scaled);
-    if (bin < cut.begin) {
-      best = BetterOf()(best, view.Score(scaled, row.key, id));
-    } else if (bin < cut.end) {
-      const uint32_t at = atomicAdd(&p.scratch.list_size[r], 1u);
-      if (at < kSamplerList) p.scratch.list[r * kSamplerList + at] = OrderKey(x, id);
+  Race race(view, scan, row.key);
+  for (int chunk = static_cast<int>(blockIdx.x); chunk < NumChunks(p.state); chunk += p.parts) {
+    const uint32_t first = FirstId(chunk);
+    float raw[kIdsPerThread];
+    LoadRaw(p, view, first, raw);
+#pragma unroll
+    for (int i = 0; i < kIdsPerThread; ++i) {
+      const uint32_t id = first + i * 16;
+      if (id >= static_cast<uint32_t>(p.state.vocab)) break;
+      const float x = view.Change(raw[i], id);
+      if (!(x > kMaskedLogit)) continue;
+      const int bin = BinOf(race.Scaled(x));
+      if (bin < cut.begin) {
+        race.Enter(x, id);
+      } else if (bin < cut.end) {
+        const uint32_t at = atomicAdd(&p.scratch.list_size[r], 1u);
+        if (at < kSamplerList) p.scratch.list[r * kSamplerList + at] = OrderKey(x, id);
+      }
     }
   }
-  best = BlockReduce<kThreads>(best, BetterOf());
-  if (threadIdx.x == 0) {
-    static_cast<Best*>(p.scratch.bests)[r * gridDim.x + blockIdx.x] = best;
-  }
+  const Best best = BlockReduce<kThreads>(race.best, BetterOf());
+  if (threadIdx.x == 0) static_cast<Best*>(p.scratch.bests)[r * p.parts + blockIdx.x] = best;
 }
 
 // ---- the state of the slots ----
@@ -267,8 +290,7 @@ __global__ void ResolveFeedbackKernel(SamplerState s, int32_t* tokens, const int
 
 void LaunchSampleScans(const SampleProblem& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  const int chunks = (p.state.vocab + kSamplerChunk - 1) / kSamplerChunk;
-  const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(p.num_rows));
+  const dim3 grid(static_cast<unsigned>(p.parts), static_cast<unsigned>(p.num_rows));
   ScanKernel<<<grid, kThreads, 0, s>>>(p);
   ScoreKernel<<<grid, kThreads, 0, s>>>(p);
   CollectKernel<<<grid, kThreads, 0, s>>>(p);

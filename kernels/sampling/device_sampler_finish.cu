@@ -152,9 +152,9 @@ struct CutRow {
 __device__ int32_t SampledId(const SampleProblem& p, int64_t r, const SampleRow& row,
                              const RowView& view, const RowScanPart& scan, uint64_t* keys) {
   if (view.greedy()) return scan.arg;
-  const int chunks = NumChunks(p.state), t = static_cast<int>(threadIdx.x);
-  const Best* bests = static_cast<const Best*>(p.scratch.bests) + r * chunks;
-  Best best = t < chunks ? bests[t] : Best{0.0f, -1};
+  const int t = static_cast<int>(threadIdx.x);
+  const Best* bests = static_cast<const Best*>(p.scratch.bests) + r * p.parts;
+  Best best = t < p.parts ? bests[t] : Best{0.0f, -1};
   if (view.cut()) {
     const CutRow cut{p, view, row, FindCut<kThreads>(p, r, view.slot), scan.maximum};
     const uint32_t listed = p.scratch.list_size[r];

@@ -83,10 +83,10 @@ struct SamplerLists {
   int32_t num_bias = 0;
 };
 
-// Temporaries of a launch; C = ceil(vocab / kSamplerChunk).
+// Temporaries of a launch; C = ceil(vocab / kSamplerChunk), P = SamplerParts(C, rows).
 struct SamplerScratch {
-  void* scans = nullptr;          // [rows, C] of kSamplerScanBytes
-  void* bests = nullptr;          // [rows, C] of kSamplerBestBytes
+  void* scans = nullptr;          // [rows, P] of kSamplerScanBytes
+  void* bests = nullptr;          // [rows, P] of kSamplerBestBytes
   float* leaf_sums = nullptr;     // [rows, C * 16]
   uint64_t* tops = nullptr;       // [rows, C, kSamplerMaxTop]
   uint64_t* weights = nullptr;    // [rows, kSamplerBins]
@@ -97,6 +97,13 @@ struct SamplerScratch {
 constexpr int64_t kSamplerScanBytes = 24;
 constexpr int64_t kSamplerBestBytes = 8;
 
+// Blocks of threads that share the chunks of a row: about as many in all as run at the same time.
+// No result depends on it.
+inline int64_t SamplerParts(int64_t chunks, int64_t rows) {
+  const int64_t parts = (1024 + rows - 1) / rows;
+  return parts < chunks ? parts : chunks;
+}
+
 struct SampleProblem {
   SamplerState state;
   SamplerScratch scratch;
@@ -105,6 +112,7 @@ struct SampleProblem {
   uint32_t local = 0;               // columns of a piece
   const SampleRow* rows = nullptr;  // [num_rows]
   int64_t num_rows = 0;
+  int32_t parts = 0;              // P
   SampledRow* results = nullptr;  // [num_rows]
   TopLogprob* top = nullptr;      // [num_rows, kSamplerMaxTop]
 };

@@ -217,15 +217,48 @@ struct RowView {
   }
 };
 
-// The findings of all chunks of row r. All threads of the block get them.
+// The findings of all blocks of row r. All threads of the block get them.
 template <int kThreads>
 __device__ RowScanPart RowScanOf(const SampleProblem& p, int64_t r) {
-  static_assert(kThreads * kSamplerChunk >= kSamplerMaxVocab, "one chunk per thread");
-  const int chunks = NumChunks(p.state);
-  const auto* scans = static_cast<const RowScanPart*>(p.scratch.scans) + r * chunks;
+  static_assert(kThreads * kSamplerChunk >= kSamplerMaxVocab, "one part per thread");
+  const auto* scans = static_cast<const RowScanPart*>(p.scratch.scans) + r * p.parts;
   const int t = static_cast<int>(threadIdx.x);
-  return BlockReduce<kThreads>(t < chunks ? scans[t] : EmptyScan(), JoinScans());
+  return BlockReduce<kThreads>(t < p.parts ? scans[t] : EmptyScan(), JoinScans());
 }
+
+// The ids of a row's set compete by noisy score. The id of the maximum is in every set, so its
+// score is where the best one starts.
+struct Race {
+  const RowView& view;
+  const float maximum;
+  const float inverse_temperature;
+  const uint64_t key;
+  Best best;
+
+  __device__ Race(const RowView& row, const RowScanPart& scan, uint64_t noise_key)
+      : view(row),
+        maximum(scan.maximum),
+        inverse_temperature(1.0f / row.slot.temperature),
+        key(noise_key),
+        best(row.Score(0.0f, noise_key, static_cast<uint32_t>(scan.arg))) {}
+
+  __device__ float Scaled(float x) const { return ScaledLogit(x, maximum, view.slot.temperature); }
+
+  // Whether the id cannot win, at little cost. A uniform v becomes the noise -log(-log(1 - v)), and
+  // -log(1 - v) >= v: to exceed a score by noise, v must lie below exp(scaled - score). The margin
+  // is a thousand times the rounding errors of both sides; a NaN (temperatures whose inverse
+  // overflows) decides nothing.
+  __device__ bool CannotWin(float x, uint32_t id) const {
+    const int32_t i = static_cast<int32_t>(Mix64(key + id) >> 33);
+    const float v = __fmul_rn(static_cast<float>(i), 4.656612873077393e-10f);
+    const float scaled = __fmul_rn(__fsub_rn(x, maximum), inverse_temperature);
+    return v > __fmul_rn(__expf(__fsub_rn(scaled, best.score)), 1.001f);
+  }
+
+  __device__ void Enter(float x, uint32_t id) {
+    if (!CannotWin(x, id)) best = BetterOf()(best, view.Score(Scaled(x), key, id));
+  }
+};
 
 // ---- order of ids: by value, then by lower id ----
 
