@@ -14,6 +14,8 @@ template <typename Act>
 __global__ void __launch_bounds__(kStepThreads) StepGramKernel(DeltaNetProblem p) {
   __shared__ float k[kMaxDeltaNetDim], q[kMaxDeltaNetDim];
   __shared__ float scales[2];
+  // StepStateKernel may load its states meanwhile.
+  cudaTriggerProgrammaticLaunchCompletion();
   const int thread = threadIdx.x, warp = thread / 32;
   const int64_t k_head = blockIdx.x;
   const SequenceRows s(p, blockIdx.y);

@@ -32,7 +32,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     StepStateKernel(const DeltaNetProblem p, int values_per_block) {
   extern __shared__ __align__(16) float shared[];
   const SequenceRows s(p, blockIdx.z);
-  if (s.rows != 1) return;
+  if (s.rows != 1) {
+    cudaGridDependencySynchronize();
+    return;
+  }
   cg::cluster_group cluster = cg::this_cluster();
   cluster.barrier_arrive();  // that every block has begun is waited for before Broadcast
   const int64_t h = blockIdx.y, t = s.begin;
@@ -80,6 +83,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
     }
     float sum_k[kPanel] = {}, sum_q[kPanel] = {};
+    if (first == 0) cudaGridDependencySynchronize();  // what StepGramKernel has written
     const float k_scale = scales[0], q_scale = scales[1];
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -428,24 +432,27 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
   cluster.sync();
 }
 
+// early: the kernel may begin before the one in front of it has ended, and waits for it itself.
 template <typename Kernel, typename... Args>
-cudaError_t LaunchClusters(Kernel* kernel, dim3 grid, size_t bytes, cudaStream_t stream,
+cudaError_t LaunchClusters(Kernel* kernel, bool early, dim3 grid, size_t bytes, cudaStream_t stream,
                            Args... args) {
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = grid.x;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = grid.x;
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
@@ -462,12 +469,12 @@ LaunchStatus States(const DeltaNetProblem& p, cudaStream_t stream) {
   const size_t bytes = ((kRows + 2) * values + 3 * kRows + kMaxSlices) * sizeof(float);
   auto* step = whole ? (p.k_dim <= 128 ? StepStateKernel<Act, 4, 4> : StepStateKernel<Act, 2, 8>)
                      : (p.k_dim <= 128 ? StepStateKernel<Act, 1, 4> : StepStateKernel<Act, 1, 8>);
-  cudaError_t error =
-      LaunchClusters(step, dim3(whole ? 1 : slices, heads, sequences), bytes, stream, p, values);
+  cudaError_t error = LaunchClusters(step, true, dim3(whole ? 1 : slices, heads, sequences), bytes,
+                                     stream, p, values);
   if (error == cudaSuccess && p.num_tokens > p.num_sequences) {
     const size_t cell_bytes = CellShared(static_cast<int>(p.k_dim)).size * sizeof(float);
-    error =
-        LaunchClusters(CellStateKernel<Act>, dim3(slices, heads, sequences), cell_bytes, stream, p);
+    error = LaunchClusters(CellStateKernel<Act>, false, dim3(slices, heads, sequences), cell_bytes,
+                           stream, p);
   }
   return static_cast<LaunchStatus>(error);
 }
