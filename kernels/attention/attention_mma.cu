@@ -195,6 +195,9 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
   constexpr int kPairs = kWarpDims / 16;  // of n8 tiles
   constexpr int kGroupRows = kTileRows * kTiles;
   extern __shared__ __align__(128) uint8_t shared[];
+#if __CUDA_ARCH__ >= 900
+  if (!kWalk) cudaTriggerProgrammaticLaunchCompletion();  // MergeKernel waits by itself
+#endif
   const uint32_t stages = SharedAddress(shared);
   const uint32_t queries = stages + C::kStages * C::kTileBytes;
   uint8_t* const weights = shared + C::kStages * C::kTileBytes + C::kQBuffers * C::kQBytes;
@@ -514,6 +517,9 @@ __global__ void MergeKernel(const AttentionProblem p) {
   const int b = blockIdx.x / static_cast<int>(p.num_q_heads);
   const int h = blockIdx.x % static_cast<int>(p.num_q_heads);
   const Found found = Find<Want::kSequence, kTileRows>(p, b);
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
   if (found.b < 0 || !found.split) return;
   const int heads = static_cast<int>(p.num_kv_heads);
   const int group = static_cast<int>(p.num_q_heads / p.num_kv_heads);
@@ -558,10 +564,13 @@ template <int kDim>
 LaunchStatus Launch(const AttentionProblem& p, cudaStream_t stream) {
   using Split = Config<kDim, 1, 1, false>;
   using Walk = Config<kDim, 2, 2, true>;
-  int device = 0, processors = 0;
+  int device = 0, processors = 0, capability = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device);
   }
   auto* split = AttentionKernel<kDim, 1, 1, false>;
   auto* walk = AttentionKernel<kDim, 2, 2, true>;
@@ -586,8 +595,16 @@ LaunchStatus Launch(const AttentionProblem& p, cudaStream_t stream) {
   const int64_t blocks = units < 2 * processors ? units : 2 * processors;
   if (blocks > 0) {
     split<<<static_cast<unsigned>(blocks), Split::kThreads, Split::kBytes, stream>>>(p, 0);
-    MergeKernel<kDim>
-        <<<static_cast<unsigned>(p.num_sequences * p.num_q_heads), kDim / 2, 0, stream>>>(p);
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = capability >= 9 ? 1 : 0;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(p.num_sequences * p.num_q_heads));
+    config.blockDim = dim3(kDim / 2);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return static_cast<LaunchStatus>(cudaLaunchKernelEx(&config, MergeKernel<kDim>, p));
   }
   return static_cast<LaunchStatus>(cudaGetLastError());
 }

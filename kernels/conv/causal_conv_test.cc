@@ -14,6 +14,7 @@ namespace {
 using testing::ArmContext;
 using testing::ArmTensor;
 using testing::BatchBuilder;
+using testing::CpuArmScope;
 using testing::DryRunContext;
 using ::testing::HasSubstr;
 using testing::RandomFloats;
@@ -95,6 +96,33 @@ TEST(CausalConv, ChunksMatesSnapshotsAndInstructionSetsGiveTheSameBits) {
     }
   }
   SetCpuIsa(before);
+}
+
+// Rows with and without states, snapshots in both, states shorter and longer than the chunk.
+TEST(CausalConv, ArmsGiveTheSameBitsForEveryWidth) {
+  for (int64_t width : {2, 3, 4, 8}) {
+    for (DType act : {DType::kF32, DType::kBF16}) {
+      const auto run = [&] {
+        ArmContext context;
+        const int64_t tokens = 1 + 5 + 90 + 2, channels = 300;
+        BatchBuilder batch({{3, 7, 1, {}}, {0, 0, 5, {}}, {2, 62, 90, {}}, {1, 63, 2, {}}},
+                           {{2, 64, 0}, {2, 128, 1}, {3, 64, 2}});
+        ArmTensor x(act, {tokens, channels}, RandomFloats(tokens * channels, 7, 2.0f));
+        ArmTensor w(DType::kBF16, {channels, width}, RandomFloats(channels * width, 8));
+        ArmTensor bias(DType::kF32, {channels}, RandomFloats(channels, 9));
+        const Shape states = {4, width - 1, channels};
+        ArmTensor conv(act, states, RandomFloats(states.num_elements(), 10, 2.0f));
+        ArmTensor snapshot(act, {3, width - 1, channels}), y(act, {tokens, channels});
+        CHECK_OK(CausalConv(context.get(), batch.batch(), x.view(), w.view(), bias.view(),
+                            {conv.view(), snapshot.view()}, y.view()));
+        return std::vector<std::vector<uint8_t>>{y.GetBytes(), conv.GetBytes(),
+                                                 snapshot.GetBytes()};
+      };
+      const auto got = run();
+      const CpuArmScope cpu;
+      EXPECT_EQ(got, run()) << width;
+    }
+  }
 }
 
 TEST(CausalConv, RefusesWrongTensorsByName) {

@@ -7,6 +7,7 @@
 //   rows            ascending, one fused multiply-add each
 #pragma once
 
+#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include "kernels/base/float_types.h"
@@ -120,11 +121,10 @@ __device__ inline float BetaOf(const DeltaNetProblem& p, int64_t t, int64_t h) {
 // round(o * scale * norm * gate(z)) of value v.
 template <typename Act>
 __device__ inline void StoreOutput(const DeltaNetProblem& p, int64_t t, int64_t h, int v, float o,
-                                   float squares) {
+                                   float squares, float z) {
   const float mean = __fdiv_rn(squares, static_cast<float>(p.v_dim));
   const float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.norm_eps)));
   const float normed = __fmul_rn(__fmul_rn(o, scale), ReadScalar(p.norm_weight, p.norm_bf16, v));
-  const float z = ToFloat(As<Act>(p.z)[t * p.z_stride + h * p.v_dim + v]);
   const float gate = p.sigmoid_gate ? Sigmoid(z) : Silu(z);
   static_cast<Act*>(p.out)[t * p.out_stride + h * p.v_dim + v] =
       FromFloat<Act>(__fmul_rn(normed, gate));
@@ -148,13 +148,14 @@ struct SequenceRows {
 };
 
 // new = from_grid * old + sum_i weight_i key_i of the state rows [0, values), by the block. Row v
-// of `old` is at old + v * old_stride; weights [kRows][weight_stride]. `store(v, k, x)` gets four
-// elements. A thread reads only elements that it stores itself.
-template <typename Store>
+// of `old` is at old + v * old_stride; `key(i, k)` are four elements of a key; weights
+// [kRows][weight_stride]. `store(v, k, x)` gets four elements. A thread reads only elements of the
+// state that it stores itself.
+template <typename Key, typename Store>
 __device__ inline void Fold(int dim, int values, float from_grid, const float* old,
-                            int64_t old_stride, const float* keys, int64_t key_stride,
-                            const float* weights, int weight_stride, const Store& store) {
-  const int columns = dim / 4, groups = kThreads / columns;
+                            int64_t old_stride, const Key& key, const float* weights,
+                            int weight_stride, const Store& store) {
+  const int columns = dim / 4, groups = static_cast<int>(blockDim.x) / columns;
   const int k = static_cast<int>(threadIdx.x) % columns * 4;
   const int group = static_cast<int>(threadIdx.x) / columns;
   if (group >= groups) return;
@@ -164,15 +165,15 @@ __device__ inline void Fold(int dim, int values, float from_grid, const float* o
     for (int r = 0; r < 4; ++r) sum[r] = Scale4(Load4(old + (v + r) * old_stride + k), from_grid);
 #pragma unroll 4
     for (int i = 0; i < kRows; ++i) {
-      const float4 key = Load4(keys + i * key_stride + k);
+      const float4 key_i = key(i, k);
       const float4 w4 = Load4(weights + i * weight_stride + v);
       const float w[4] = {w4.x, w4.y, w4.z, w4.w};
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        sum[r].x = __fmaf_rn(w[r], key.x, sum[r].x);
-        sum[r].y = __fmaf_rn(w[r], key.y, sum[r].y);
-        sum[r].z = __fmaf_rn(w[r], key.z, sum[r].z);
-        sum[r].w = __fmaf_rn(w[r], key.w, sum[r].w);
+        sum[r].x = __fmaf_rn(w[r], key_i.x, sum[r].x);
+        sum[r].y = __fmaf_rn(w[r], key_i.y, sum[r].y);
+        sum[r].z = __fmaf_rn(w[r], key_i.z, sum[r].z);
+        sum[r].w = __fmaf_rn(w[r], key_i.w, sum[r].w);
       }
     }
 #pragma unroll
@@ -191,9 +192,50 @@ __device__ inline void ForSnapshots(const BatchRows& batch, int b, int position,
   }
 }
 
-// Launchers of the kernels, by file.
-LaunchStatus LaunchGrams(const DeltaNetProblem& problem, cudaStream_t stream);
-LaunchStatus LaunchStates(const DeltaNetProblem& problem, cudaStream_t stream);
+// Writes x to `to` in the shared memory of every block of the cluster.
+__device__ inline void Broadcast(float* to, float x) {
+  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  for (unsigned rank = 0; rank < cluster.num_blocks(); ++rank) {
+    *cluster.map_shared_rank(to, static_cast<int>(rank)) = x;
+  }
+}
+
+// Adds the sums of squares of all slices, ascending. sums[slice] lies `stride` floats apart.
+__device__ inline float AddSlices(const float* sums, int stride, int slices) {
+  float total = sums[0];
+  for (int slice = 1; slice < slices; ++slice) total = __fadd_rn(total, sums[slice * stride]);
+  return total;
+}
+
+// Launches with clusters of grid.x blocks. early: the kernel may begin before the one in front of
+// it has ended, and waits for it itself.
+template <typename Kernel, typename... Args>
+cudaError_t LaunchClusters(Kernel* kernel, bool early, dim3 grid, size_t bytes, cudaStream_t stream,
+                           Args... args) {
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(bytes));
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = grid.x;
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+// Kernels of sequences of one row, and of the others; by file.
+LaunchStatus LaunchSteps(const DeltaNetProblem& problem, cudaStream_t stream);
+LaunchStatus LaunchCellGrams(const DeltaNetProblem& problem, cudaStream_t stream);
+LaunchStatus LaunchCells(const DeltaNetProblem& problem, cudaStream_t stream);
 LaunchStatus LaunchRings(const DeltaNetProblem& problem, cudaStream_t stream);
 
 }  // namespace lockstep

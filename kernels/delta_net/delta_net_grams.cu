@@ -1,77 +1,11 @@
-// What the states' kernels need of the keys, queries and gates of a grid cell: norms, Gram
+// What CellStateKernel needs of the keys, queries and gates of a grid cell: norms, Gram
 // coefficients, cumulative gates; and the rings. Rows of the cell that a sequence is in when the
 // step starts go to the rings at once, next to those that were there; rows of later cells take
-// places that the states' kernels still read, so that RingKernel writes them at the end.
+// places that CellStateKernel still reads, so that RingKernel writes them at the end.
 #include "kernels/delta_net/delta_net_device.cuh"
 
 namespace lockstep {
 namespace {
-
-constexpr int kStepThreads = 128;
-
-// A sequence of one row; one block per key head.
-template <typename Act>
-__global__ void __launch_bounds__(kStepThreads) StepGramKernel(DeltaNetProblem p) {
-  __shared__ float k[kMaxDeltaNetDim], q[kMaxDeltaNetDim];
-  __shared__ float scales[2];
-  const int thread = threadIdx.x, warp = thread / 32;
-  const int64_t k_head = blockIdx.x;
-  const SequenceRows s(p, blockIdx.y);
-  if (s.rows != 1) return;
-  const int dim = static_cast<int>(p.k_dim), j = s.start % kRows;
-  const int64_t t = s.begin, key_stride = p.num_k_heads * p.k_dim;
-  const Act* q_raw = As<Act>(p.qkv) + t * p.qkv_stride + k_head * dim;
-  const Act* k_raw = q_raw + key_stride;
-  float* ring = p.ring_k + s.slot * kRows * key_stride + k_head * dim;
-  if (warp < 2) {
-    const float scale = L2Scale(warp == 0 ? k_raw : q_raw, dim);
-    if (thread % 32 == 0) {
-      scales[warp] = scale;
-      p.scales[(t * p.num_k_heads + k_head) * 2 + warp] = scale;
-    }
-  } else {
-    const int64_t ratio = p.num_v_heads / p.num_k_heads;
-    for (int64_t r = thread - 64; r < ratio; r += kStepThreads - 64) {
-      const int64_t h = k_head * ratio + r;
-      float* gates = p.ring_g + s.slot * kRows * p.num_v_heads + h;
-      const float g = GateOf<Act>(p, t, h);
-      const float sum = j == 0 ? g : __fadd_rn(gates[(j - 1) * p.num_v_heads], g);
-      gates[j * p.num_v_heads] = sum;
-      *reinterpret_cast<float2*>(p.gates + (t * p.num_v_heads + h) * 2) =
-          make_float2(sum, BetaOf<Act>(p, t, h));
-    }
-  }
-  __syncthreads();
-  const float factor = QueryFactor(dim);
-  for (int i = thread; i < dim; i += kStepThreads) {
-    const float key = __fmul_rn(ToFloat(k_raw[i]), scales[0]);
-    k[i] = key;
-    q[i] = __fmul_rn(__fmul_rn(ToFloat(q_raw[i]), scales[1]), factor);
-    ring[j * key_stride + i] = key;
-  }
-  __syncthreads();
-  float* grams = p.grams + (t * p.num_k_heads + k_head) * 2 * kRows;
-  const int lane = thread % 8;
-#pragma unroll 4
-  for (int first = 0; first <= j; first += kStepThreads / 8) {
-    const int i = first + thread / 8;
-    float kk = 0.0f, kq = 0.0f;
-    if (i <= j) {
-      const float* row = i < j ? ring + i * key_stride : k;
-      for (int c = 4 * lane; c < dim; c += 32) {
-        const float4 key = Load4(row + c);
-        kk = Dot4(key, Load4(k + c), kk);
-        kq = Dot4(key, Load4(q + c), kq);
-      }
-    }
-    kk = JoinLanes(kk);
-    kq = JoinLanes(kq);
-    if (lane == 0 && i <= j) {
-      grams[i] = kk;
-      grams[kRows + i] = kq;
-    }
-  }
-}
 
 // A grid cell of a sequence with several rows.
 struct Cell {
@@ -234,30 +168,25 @@ __global__ void __launch_bounds__(kThreads) RingKernel(DeltaNetProblem p) {
 
 template <typename Act>
 LaunchStatus Grams(const DeltaNetProblem& p, cudaStream_t stream) {
-  const dim3 steps(static_cast<unsigned>(p.num_k_heads), static_cast<unsigned>(p.num_sequences));
-  StepGramKernel<Act><<<steps, kStepThreads, 0, stream>>>(p);
-  if (p.num_tokens > p.num_sequences) {
-    const int bytes = static_cast<int>(2 * kRows * (p.k_dim + 4) * sizeof(float));
-    const cudaError_t error = cudaFuncSetAttribute(
-        CellGramKernel<Act>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess) return static_cast<LaunchStatus>(error);
-    // n rows lie in at most (n + 126) / 64 cells.
-    const int64_t cells = p.num_tokens / kRows + 2 * p.num_sequences;
-    if (cells > 65535) return static_cast<LaunchStatus>(cudaErrorInvalidValue);
-    const dim3 grid(static_cast<unsigned>(p.num_k_heads), static_cast<unsigned>(cells));
-    CellGramKernel<Act><<<grid, kThreads, bytes, stream>>>(p);
-  }
+  const int bytes = static_cast<int>(2 * kRows * (p.k_dim + 4) * sizeof(float));
+  const cudaError_t error =
+      cudaFuncSetAttribute(CellGramKernel<Act>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return static_cast<LaunchStatus>(error);
+  // n rows lie in at most (n + 126) / 64 cells.
+  const int64_t cells = p.num_tokens / kRows + 2 * p.num_sequences;
+  if (cells > 65535) return static_cast<LaunchStatus>(cudaErrorInvalidValue);
+  const dim3 grid(static_cast<unsigned>(p.num_k_heads), static_cast<unsigned>(cells));
+  CellGramKernel<Act><<<grid, kThreads, bytes, stream>>>(p);
   return static_cast<LaunchStatus>(cudaGetLastError());
 }
 
 }  // namespace
 
-LaunchStatus LaunchGrams(const DeltaNetProblem& p, cudaStream_t stream) {
+LaunchStatus LaunchCellGrams(const DeltaNetProblem& p, cudaStream_t stream) {
   return p.bf16 ? Grams<BF16>(p, stream) : Grams<float>(p, stream);
 }
 
 LaunchStatus LaunchRings(const DeltaNetProblem& p, cudaStream_t stream) {
-  if (p.num_tokens == p.num_sequences) return LaunchStatus::kOk;
   const dim3 grid(kRows, static_cast<unsigned>(p.num_sequences));
   if (p.bf16) {
     RingKernel<BF16><<<grid, kThreads, 0, stream>>>(p);

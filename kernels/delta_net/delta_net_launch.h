@@ -52,8 +52,8 @@ struct DeltaNetProblem {
 
 // Why the CUDA arm cannot run the problem, or nullptr.
 const char* CannotRunDeltaNetCuda(const DeltaNetProblem& problem);
-// Sequences of one row: Gram coefficients, then states. When there may be others (more tokens than
-// sequences) the same for their grid cells, and the rings of cells that a sequence has entered.
+// Kernels of sequences of one row; and, when there may be others (more tokens than sequences),
+// those of their grid cells. Which kernels run is a function of the shapes.
 LaunchStatus LaunchDeltaNet(const DeltaNetProblem& problem, void* stream);
 
 }  // namespace lockstep

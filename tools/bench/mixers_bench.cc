@@ -20,8 +20,10 @@
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/runtime/device_buffer.h"
 #include "kernels/runtime/device_stream.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/pinned_buffer.h"
 #include "kernels/runtime/testing/arm_test.h"
+#include "tools/bench/device_copy.h"
 
 namespace lockstep {
 namespace {
@@ -70,8 +72,8 @@ class Bench {
     const int64_t bytes = int64_t{512} << 20;
     const Filled from(DType::kF32, {bytes / 4}), to(DType::kF32, {bytes / 4});
     const double us = Microseconds(50, [&](int) {
-      return CopyAsync(TestDevice(), to.view().data, from.view().data, bytes,
-                       context_.get()->stream);
+      return ToStatus("copy", LaunchDeviceCopy(to.view().data, from.view().data, bytes,
+                                               context_.get()->stream));
     });
     bytes_per_us_ = 2 * static_cast<double>(bytes) / us;
     std::cout << "{\"name\":\"copy\",\"us\":" << us << ",\"tb_per_s\":" << bytes_per_us_ * 1e-6

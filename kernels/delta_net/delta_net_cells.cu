@@ -1,173 +1,12 @@
-// The states of the gated delta net: S k and S q of a row, forward substitution over the rows of
-// its grid cell, output norm and gate, and at the grid point the new state. A block has a slice of
+// Sequences of several rows of the gated delta net, cell by cell: S k and S q of the rows, forward
+// substitution, output norm and gate, and at the grid point the new state. A block has a slice of
 // a head's values; the blocks of a head are a cluster, because the output norm spans them.
-#include <cooperative_groups.h>
-
 #include "kernels/delta_net/delta_net_device.cuh"
 
 namespace lockstep {
 namespace {
 
 namespace cg = cooperative_groups;
-
-// Adds the sums of squares of all slices, ascending. sums[slice] lies `stride` floats apart.
-__device__ float AddSlices(const float* sums, int stride, int slices) {
-  float total = sums[0];
-  for (int slice = 1; slice < slices; ++slice) total = __fadd_rn(total, sums[slice * stride]);
-  return total;
-}
-
-// Writes x to `to` in the shared memory of every block of the cluster.
-__device__ void Broadcast(float* to, float x) {
-  cg::cluster_group cluster = cg::this_cluster();
-  for (unsigned rank = 0; rank < cluster.num_blocks(); ++rank) {
-    *cluster.map_shared_rank(to, static_cast<int>(rank)) = x;
-  }
-}
-
-// A sequence of one row. kPanel: state rows that one group of eight threads holds at once; kChunks:
-// groups of four elements that one thread has of a state row.
-template <typename Act, int kPanel, int kChunks>
-__global__ void __launch_bounds__(kThreads, 2)
-    StepStateKernel(const DeltaNetProblem p, int values_per_block) {
-  extern __shared__ __align__(16) float shared[];
-  const SequenceRows s(p, blockIdx.z);
-  if (s.rows != 1) return;
-  cg::cluster_group cluster = cg::this_cluster();
-  cluster.barrier_arrive();  // that every block has begun is waited for before Broadcast
-  const int64_t h = blockIdx.y, t = s.begin;
-  const int64_t k_head = h / (p.num_v_heads / p.num_k_heads);
-  const int dim = static_cast<int>(p.k_dim), v_dim = static_cast<int>(p.v_dim);
-  const int v0 = blockIdx.x * values_per_block, values = min(values_per_block, v_dim - v0);
-  const int j = s.start % kRows;
-  const int thread = threadIdx.x, lane = thread % 8, group = thread / 8;
-  const bool fresh = s.start == 0;
-  float* d = shared;  // [kRows][values_per_block]
-  float* state_k = d + kRows * values_per_block;
-  float* state_q = state_k + values_per_block;
-  float* ck = state_q + values_per_block;  // [kRows]
-  float* cq = ck + kRows;
-  float* decays = cq + kRows;
-  float* squares = decays + kRows;  // [kMaxSlices]
-
-  const int64_t d_stride = p.num_v_heads * p.v_dim;
-  float* ring_d = p.ring_d + s.slot * kRows * d_stride + h * v_dim + v0;
-  for (int i = thread; i < j * values / 4; i += kThreads) {
-    const int row = i / (values / 4), column = i % (values / 4) * 4;
-    const uint32_t to =
-        static_cast<uint32_t>(__cvta_generic_to_shared(d + row * values_per_block + column));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
-                 "l"(ring_d + row * d_stride + column));
-  }
-  asm volatile("cp.async.commit_group;");
-
-  float* state = p.state + ((s.slot * p.num_v_heads + h) * v_dim + v0) * dim;
-  const Act* q_raw = As<Act>(p.qkv) + t * p.qkv_stride + k_head * dim;
-  const Act* k_raw = q_raw + p.num_k_heads * dim;
-  const float* scales = p.scales + (t * p.num_k_heads + k_head) * 2;
-  const float factor = QueryFactor(dim);
-  for (int first = 0; first < values; first += 32 * kPanel) {
-    float4 x[kPanel][kChunks];
-#pragma unroll
-    for (int u = 0; u < kPanel; ++u) {
-      const int v = first + group + 32 * u;
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        const int i = 4 * lane + 32 * c;
-        x[u][c] = v < values && i < dim && !fresh
-                      ? __ldcs(reinterpret_cast<const float4*>(state + v * dim + i))
-                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      }
-    }
-    float sum_k[kPanel] = {}, sum_q[kPanel] = {};
-    const float k_scale = scales[0], q_scale = scales[1];
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int i = 4 * lane + 32 * c;
-      if (i >= dim) break;
-      const float4 k = Scale4(Load4(k_raw + i), k_scale);
-      const float4 q = Scale4(Scale4(Load4(q_raw + i), q_scale), factor);
-#pragma unroll
-      for (int u = 0; u < kPanel; ++u) {
-        sum_k[u] = Dot4(x[u][c], k, sum_k[u]);
-        sum_q[u] = Dot4(x[u][c], q, sum_q[u]);
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < kPanel; ++u) {
-      const int v = first + group + 32 * u;
-      const float total_k = JoinLanes(sum_k[u]), total_q = JoinLanes(sum_q[u]);
-      if (lane == 0 && v < values) {
-        state_k[v] = total_k;
-        state_q[v] = total_q;
-      }
-    }
-  }
-  const float* gates = p.gates + (t * p.num_v_heads + h) * 2;
-  const float g_j = gates[0], beta = gates[1];
-  if (thread <= j) {
-    const float* grams = p.grams + (t * p.num_k_heads + k_head) * 2 * kRows;
-    const float g_i = thread == j ? g_j : p.ring_g[(s.slot * kRows + thread) * p.num_v_heads + h];
-    const float decay = Exp(__fsub_rn(g_j, g_i));
-    decays[thread] = decay;
-    ck[thread] = __fmul_rn(decay, grams[thread]);
-    cq[thread] = __fmul_rn(decay, grams[kRows + thread]);
-  }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
-
-  const float from_grid = Exp(g_j);
-  const int v = thread;
-  float o = 0.0f;
-  if (v < values) {
-    float sum_k = 0.0f, sum_q = 0.0f;
-#pragma unroll 8
-    for (int i = 0; i < j; ++i) {
-      const float d_i = d[i * values_per_block + v];
-      sum_k = __fmaf_rn(ck[i], d_i, sum_k);
-      sum_q = __fmaf_rn(cq[i], d_i, sum_q);
-    }
-    const float value =
-        ToFloat(As<Act>(p.qkv)[t * p.qkv_stride + 2 * p.num_k_heads * dim + h * v_dim + v0 + v]);
-    const float old = __fmul_rn(from_grid, state_k[v]);
-    const float d_j = __fmul_rn(beta, __fsub_rn(__fsub_rn(value, old), sum_k));
-    sum_q = __fmaf_rn(cq[j], d_j, sum_q);
-    o = __fadd_rn(__fmul_rn(from_grid, state_q[v]), sum_q);
-    ring_d[j * d_stride + v] = d_j;
-    d[j * values_per_block + v] = d_j;
-  }
-  cluster.barrier_wait();
-  if (thread - thread % 32 < values) {
-    const float sum = WarpSum(__fmul_rn(o, o));
-    if (thread % 32 == 0) Broadcast(squares + (v0 + v) / kSlice, sum);
-  }
-  cluster.sync();
-  if (v < values) {
-    StoreOutput<Act>(p, t, h, v0 + v, o, AddSlices(squares, 1, (v_dim + kSlice - 1) / kSlice));
-  }
-
-  if (fresh) {
-    for (int i = thread; i < values * dim / 4; i += kThreads) {
-      reinterpret_cast<float4*>(state)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-  if (j != kRows - 1) return;
-  for (int i = thread; i < kRows * values; i += kThreads) {
-    float* weight = d + i / values * values_per_block + i % values;
-    *weight = __fmul_rn(decays[i / values], *weight);
-  }
-  __syncthreads();
-  const int64_t key_stride = p.num_k_heads * p.k_dim;
-  const float* keys = p.ring_k + s.slot * kRows * key_stride + k_head * dim;
-  Fold(dim, values, from_grid, state, dim, keys, key_stride, d, values_per_block,
-       [&](int row, int k, float4 x) {
-         *reinterpret_cast<float4*>(state + row * dim + k) = x;
-         ForSnapshots(p.batch, blockIdx.z, s.end(), [&](int64_t snapshot) {
-           float* to = p.state_snapshot + ((snapshot * p.num_v_heads + h) * v_dim + v0) * dim;
-           *reinterpret_cast<float4*>(to + row * dim + k) = x;
-         });
-       });
-}
 
 // Shared memory of CellStateKernel, in floats.
 struct CellShared {
@@ -393,7 +232,8 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
     for (int j = j0 + warp; j < j1; j += kThreads / 32) {
       const float total = AddSlices(cell_squares + j, kRows, static_cast<int>(gridDim.x));
       if (lane < values) {
-        StoreOutput<Act>(p, t0 + j, h, v0 + lane, o[j * kValues + lane], total);
+        const float z = ToFloat(As<Act>(p.z)[(t0 + j) * p.z_stride + h * v_dim + v0 + lane]);
+        StoreOutput<Act>(p, t0 + j, h, v0 + lane, o[j * kValues + lane], total, z);
       }
     }
 
@@ -408,14 +248,16 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
       d[i] = __fmul_rn(Exp(__fsub_rn(gates[kRows - 1], gates[i / kSlice])), d[i]);
     }
     __syncthreads();
-    Fold(dim, values, from_grid[kRows - 1], state, at.stride, keys, at.stride, d, kSlice,
-         [&](int row, int k, float4 sum) {
-           *reinterpret_cast<float4*>(state + row * at.stride + k) = sum;
-           ForSnapshots(p.batch, blockIdx.z, cell_begin + kRows, [&](int64_t snapshot) {
-             float* to = p.state_snapshot + ((snapshot * p.num_v_heads + h) * v_dim + v0) * dim;
-             *reinterpret_cast<float4*>(to + row * dim + k) = sum;
-           });
-         });
+    Fold(
+        dim, values, from_grid[kRows - 1], state, at.stride,
+        [&](int i, int k) { return Load4(keys + i * at.stride + k); }, d, kSlice,
+        [&](int row, int k, float4 sum) {
+          *reinterpret_cast<float4*>(state + row * at.stride + k) = sum;
+          ForSnapshots(p.batch, blockIdx.z, cell_begin + kRows, [&](int64_t snapshot) {
+            float* to = p.state_snapshot + ((snapshot * p.num_v_heads + h) * v_dim + v0) * dim;
+            *reinterpret_cast<float4*>(to + row * dim + k) = sum;
+          });
+        });
   }
   __syncthreads();
   if (changed) {
@@ -428,68 +270,20 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
   cluster.sync();
 }
 
-template <typename Kernel, typename... Args>
-cudaError_t LaunchClusters(Kernel* kernel, dim3 grid, size_t bytes, cudaStream_t stream,
-                           Args... args) {
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(bytes));
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = grid.x;
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args...);
-}
-
-// Few heads are cut into slices that fill the device; of many, every block takes a whole one.
-constexpr int64_t kWholeHeads = 264;
-
 template <typename Act>
-LaunchStatus States(const DeltaNetProblem& p, cudaStream_t stream) {
+LaunchStatus Cells(const DeltaNetProblem& p, cudaStream_t stream) {
   const unsigned slices = static_cast<unsigned>((p.v_dim + kSlice - 1) / kSlice);
-  const unsigned heads = static_cast<unsigned>(p.num_v_heads);
-  const unsigned sequences = static_cast<unsigned>(p.num_sequences);
-  const bool whole = p.num_sequences * p.num_v_heads >= kWholeHeads;
-  const int values = whole ? static_cast<int>(p.v_dim) : kSlice;
-  const size_t bytes = ((kRows + 2) * values + 3 * kRows + kMaxSlices) * sizeof(float);
-  auto* step = whole ? (p.k_dim <= 128 ? StepStateKernel<Act, 4, 4> : StepStateKernel<Act, 2, 8>)
-                     : (p.k_dim <= 128 ? StepStateKernel<Act, 1, 4> : StepStateKernel<Act, 1, 8>);
-  cudaError_t error =
-      LaunchClusters(step, dim3(whole ? 1 : slices, heads, sequences), bytes, stream, p, values);
-  if (error == cudaSuccess && p.num_tokens > p.num_sequences) {
-    const size_t cell_bytes = CellShared(static_cast<int>(p.k_dim)).size * sizeof(float);
-    error =
-        LaunchClusters(CellStateKernel<Act>, dim3(slices, heads, sequences), cell_bytes, stream, p);
-  }
-  return static_cast<LaunchStatus>(error);
+  const dim3 grid(slices, static_cast<unsigned>(p.num_v_heads),
+                  static_cast<unsigned>(p.num_sequences));
+  const size_t bytes = CellShared(static_cast<int>(p.k_dim)).size * sizeof(float);
+  return static_cast<LaunchStatus>(
+      LaunchClusters(CellStateKernel<Act>, false, grid, bytes, stream, p));
 }
 
 }  // namespace
 
-LaunchStatus LaunchStates(const DeltaNetProblem& p, cudaStream_t stream) {
-  return p.bf16 ? States<BF16>(p, stream) : States<float>(p, stream);
-}
-
-const char* CannotRunDeltaNetCuda(const DeltaNetProblem& p) {
-  if (p.qkv_stride % 4 != 0) return "needs rows of qkv that begin at multiples of 4 elements";
-  if (p.num_sequences > 65535) return "runs at most 65535 sequences";
-  return nullptr;
-}
-
-LaunchStatus LaunchDeltaNet(const DeltaNetProblem& p, void* stream) {
-  const cudaStream_t s = static_cast<cudaStream_t>(stream);
-  LaunchStatus status = LaunchGrams(p, s);
-  if (status == LaunchStatus::kOk) status = LaunchStates(p, s);
-  if (status == LaunchStatus::kOk) status = LaunchRings(p, s);
-  return status;
+LaunchStatus LaunchCells(const DeltaNetProblem& p, cudaStream_t stream) {
+  return p.bf16 ? Cells<BF16>(p, stream) : Cells<float>(p, stream);
 }
 
 }  // namespace lockstep
