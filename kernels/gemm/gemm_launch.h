@@ -47,11 +47,15 @@ struct GemmCudaProblem {
   int64_t out_shard_stride = 0;
 };
 
+// Weights on their way to a warp pass through a ring of stages in shared memory.
+constexpr int kGemmStageBytes = 2048 + 256;
+
 // How a launch is cut. Nothing of it may change a bit of the result.
 struct GemmTile {
   int token_blocks = 1;  // of 8 tokens each, per CTA: 1, 2, 4 or 8
   int warps = 4;         // per CTA: 4 or 8; each takes one group of 16 rows at a time
   int groups = 1;        // groups per warp, one after the other
+  int stages = 4;        // of a warp's ring of weights: 2 to 4
   int phase_steps = 16;  // k16 steps of activations held in shared memory: all, or a multiple of 16
 };
 
@@ -63,15 +67,16 @@ struct GemmShape {
   int64_t leaf_steps = 0;  // k16 steps of a leaf
 };
 
-// Shared memory of a CTA: activations of a phase, and the sums of its rows.
+// Shared memory of a CTA: rings of weights, activations of a phase, and the sums of its rows.
 inline int64_t GemmSharedBytes(const GemmTile& tile, int64_t m) {
   const int64_t tokens = std::min<int64_t>(m, tile.token_blocks * 8);
   const int64_t pairs = (tile.phase_steps + 1) / 2;
-  return pairs * tokens * 64 + int64_t{tile.warps} * tile.groups * tile.token_blocks * 512;
+  return tile.warps * tile.stages * (kGemmStageBytes + 8) + pairs * tokens * 64 +
+         int64_t{tile.warps} * tile.groups * tile.token_blocks * 512;
 }
 
 inline GemmTile ChooseGemmTile(const GemmShape& shape) {
-  constexpr int64_t kWholeLeafBytes = 96 << 10;
+  constexpr int64_t kWholeLeafBytes = 80 << 10;
   constexpr int64_t kPhaseBytes = 48 << 10;
   GemmTile tile;
   tile.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : shape.m <= 32 ? 4 : 8;
@@ -85,6 +90,35 @@ inline GemmTile ChooseGemmTile(const GemmShape& shape) {
   tile.warps = tokens > 8 ? 8 : 4;
   return tile;
 }
+
+// Whether a leaf may have more than one segment.
+inline bool IsSegmented(const GemmCudaProblem& p) {
+  return p.weight_blocks || (p.act_group != 0 && p.act_group < p.leaf_k * p.splits);
+}
+
+// The kernel for many tokens. Both kernels give the same bits wherever both can run.
+constexpr int kGemmWgmmaCtas = 132;
+// Whether it can run: x in rows of 16 bytes (TMA), segments of whole chunks of 64 columns.
+inline bool CanRunGemmWgmma(const GemmCudaProblem& p) {
+  const int64_t unit = p.x_codes ? 1 : 2;
+  const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.x_stride * unit % 16 == 0;
+  const bool chunks =
+      !IsSegmented(p) || (p.leaf_k % 64 == 0 && p.first_column % 64 == 0 && p.act_group % 64 == 0);
+  return aligned && chunks;
+}
+// Whether it is the faster one: a function of the shape.
+inline bool PrefersGemmWgmma(const GemmShape& shape) {
+  const int64_t tiles = (shape.n + 255) / 256 * ((shape.m + 127) / 128);
+  return shape.m > 64 && tiles >= 48;
+}
+// F32 of scratch that it needs: sums of subtrees of more than two leaves, per CTA.
+inline int64_t GemmWgmmaScratch(const GemmShape& shape) {
+  return shape.leaves > 2 ? int64_t{kGemmWgmmaCtas} * 2 * 256 * 128 : 0;
+}
+
+// `expanded`: BF16 [m, k] for codes, else unused.
+LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, void* expanded, float* scratch,
+                             void* stream);
 
 // Enqueues the product; nothing is allocated. The tile fits the device's shared memory.
 LaunchStatus LaunchGemm(const GemmCudaProblem& problem, const GemmTile& tile, void* stream);

@@ -23,6 +23,7 @@ TEST(ChooseGemmTileTest, FitsEveryShape) {
             EXPECT_TRUE(tile.token_blocks == 8 || tile.token_blocks * 8 >= m) << text();
             EXPECT_TRUE(tile.warps == 4 || tile.warps == 8) << text();
             EXPECT_GE(tile.groups, 1) << text();
+            EXPECT_TRUE(tile.stages >= 2 && tile.stages <= 4) << text();
             EXPECT_TRUE(tile.phase_steps == leaf_steps || tile.phase_steps % 16 == 0) << text();
             // A CTA of an H200 can have 227 KiB.
             EXPECT_LE(GemmSharedBytes(tile, m), 227 << 10) << text();
