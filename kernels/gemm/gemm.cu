@@ -1,7 +1,6 @@
 // The matrix product on CUDA for few tokens: weights stream from global memory into the registers
 // of mma.m16n8k16, each warp taking groups of 16 rows; tokens are its 8 columns. A cluster has one
 // CTA per leaf of K; the sums of the leaves meet in its shared memory and join as a tree.
-#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
 #include "kernels/gemm/async_copy.cuh"
@@ -10,8 +9,6 @@
 
 namespace lockstep {
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int kMaxThreads = 256;
 // Weights are copied to shared memory ahead of their use, warp by warp, because registers cannot:
@@ -96,51 +93,6 @@ __device__ void StageActivations(const GemmCudaProblem& p, int64_t token, int to
     uint8_t* to = shared + (int64_t{step / 2} * tokens + t) * 64 + step % 2 * 8;
 #pragma unroll
     for (int q = 0; q < 4; ++q) *reinterpret_cast<uint2*>(to + q * 16) = make_uint2(v[q], v[q + 4]);
-  }
-}
-
-// v[0] = ((0+1)+(2+3))+((4+5)+(6+7)) of the first `count` values, a power of two.
-__device__ __forceinline__ float TreeSum(float (&v)[kMaxShards], int count) {
-#pragma unroll
-  for (int width = 1; width < kMaxShards; width *= 2) {
-    if (width >= count) break;
-#pragma unroll
-    for (int i = 0; i + width < kMaxShards; i += 2 * width) v[i] = __fadd_rn(v[i], v[i + width]);
-  }
-  return v[0];
-}
-
-// Joins the leaves of the cluster and writes this CTA's share of the outputs.
-__device__ void JoinLeaves(const GemmCudaProblem& p, float* sums, int64_t first_row, int rows,
-                           int64_t token, int tokens) {
-  cg::cluster_group cluster = cg::this_cluster();
-  const int rank = static_cast<int>(cluster.block_rank());
-  const int outs = p.keep_shards ? p.leaves / p.splits : 1;
-  const int leaves = p.leaves / outs;
-  const int count = rows * tokens;
-  for (int i = rank * blockDim.x + threadIdx.x; i < outs * count;
-       i += p.leaves * static_cast<int>(blockDim.x)) {
-    const int o = i / count;
-    const int e = i % count;
-    // Rows of one group and token follow each other.
-    const int row = e / (16 * tokens) * 16 + e % 16;
-    const int t = e / 16 % tokens;
-    if (first_row + row >= p.n) continue;
-    const int64_t at = (int64_t{row / 16} * tokens + t) * 16 + row % 16;
-    float v[kMaxShards] = {};
-#pragma unroll
-    for (int l = 0; l < kMaxShards; ++l) {
-      if (l < leaves) {
-        v[l] = p.leaves == 1 ? sums[at] : *cluster.map_shared_rank(sums + at, o * leaves + l);
-      }
-    }
-    const float sum = TreeSum(v, leaves);
-    const int64_t to = o * p.out_shard_stride + (token + t) * p.out_stride + first_row + row;
-    if (p.out_bf16) {
-      static_cast<__nv_bfloat16*>(p.out)[to] = __float2bfloat16_rn(sum);
-    } else {
-      static_cast<float*>(p.out)[to] = sum;
-    }
   }
 }
 
@@ -361,10 +313,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 
   const int rows =
       static_cast<int>(min(all_groups - first_group, int64_t{tile.warps} * tile.groups) * 16);
-  cg::this_cluster().sync();
   JoinLeaves(p, sums, first_group * 16, rows, token, tokens);
-  // Nobody leaves while others read its sums.
-  cg::this_cluster().sync();
 }
 
 template <WeightFormat kFormat, int kTokenBlocks, bool kSegmented>

@@ -1,6 +1,7 @@
 // What the kernels of the matrix product share: chunks of weights, segments of K and their scales.
 #pragma once
 
+#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
 #include "kernels/gemm/fragment.cuh"
@@ -179,6 +180,55 @@ __device__ __forceinline__ uint2 ExpandCodes(uint32_t w) {
     v.y |= __byte_perm(nan, 0, 0x3322) & 0x7fc07fc0u;
   }
   return v;
+}
+
+// v[0] = ((0+1)+(2+3))+((4+5)+(6+7)) of the first `count` values, a power of two.
+__device__ __forceinline__ float TreeSum(float (&v)[kMaxShards], int count) {
+#pragma unroll
+  for (int width = 1; width < kMaxShards; width *= 2) {
+    if (width >= count) break;
+#pragma unroll
+    for (int i = 0; i + width < kMaxShards; i += 2 * width) v[i] = __fadd_rn(v[i], v[i + width]);
+  }
+  return v[0];
+}
+
+// Joins the sums of the cluster's leaves, [groups][tokens][16 rows] of each CTA, and writes this
+// CTA's share of the outputs. Every thread of the cluster calls it.
+__device__ __forceinline__ void JoinLeaves(const GemmCudaProblem& p, float* sums, int64_t first_row,
+                                           int rows, int64_t token, int tokens) {
+  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const int rank = static_cast<int>(cluster.block_rank());
+  const int outs = p.keep_shards ? p.leaves / p.splits : 1;
+  const int leaves = p.leaves / outs;
+  const int count = rows * tokens;
+  for (int i = rank * blockDim.x + threadIdx.x; i < outs * count;
+       i += p.leaves * static_cast<int>(blockDim.x)) {
+    const int o = i / count;
+    const int e = i % count;
+    // Rows of one group and token follow each other.
+    const int row = e / (16 * tokens) * 16 + e % 16;
+    const int t = e / 16 % tokens;
+    if (first_row + row >= p.n) continue;
+    const int64_t at = (int64_t{row / 16} * tokens + t) * 16 + row % 16;
+    float v[kMaxShards] = {};
+#pragma unroll
+    for (int l = 0; l < kMaxShards; ++l) {
+      if (l < leaves) {
+        v[l] = p.leaves == 1 ? sums[at] : *cluster.map_shared_rank(sums + at, o * leaves + l);
+      }
+    }
+    const float sum = TreeSum(v, leaves);
+    const int64_t to = o * p.out_shard_stride + (token + t) * p.out_stride + first_row + row;
+    if (p.out_bf16) {
+      static_cast<__nv_bfloat16*>(p.out)[to] = __float2bfloat16_rn(sum);
+    } else {
+      static_cast<float*>(p.out)[to] = sum;
+    }
+  }
+  // Nobody leaves while others read its sums.
+  cluster.sync();
 }
 
 }  // namespace lockstep

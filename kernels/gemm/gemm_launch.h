@@ -96,9 +96,15 @@ inline bool IsSegmented(const GemmCudaProblem& p) {
   return p.weight_blocks || (p.act_group != 0 && p.act_group < p.leaf_k * p.splits);
 }
 
-// The kernel for many tokens. Both kernels give the same bits wherever both can run.
-constexpr int kGemmWgmmaCtas = 132;
-// Whether it can run: x in rows of 16 bytes (TMA), segments of whole chunks of 64 columns.
+// Which instructions multiply. All kernels give the same bits wherever they can run.
+enum class GemmKernel {
+  kFewTokens,   // of warps
+  kSomeTokens,  // of warpgroups, a CTA per leaf
+  kManyTokens,  // of warpgroups, a CTA for all leaves
+};
+constexpr int kGemmWgmmaCtas = 132;  // that stay, with many tokens
+
+// Whether warpgroups can multiply: x in rows of 16 bytes, segments of whole chunks of 64 columns.
 inline bool CanRunGemmWgmma(const GemmCudaProblem& p) {
   const int64_t unit = p.x_codes ? 1 : 2;
   const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.x_stride * unit % 16 == 0;
@@ -106,19 +112,20 @@ inline bool CanRunGemmWgmma(const GemmCudaProblem& p) {
       !IsSegmented(p) || (p.leaf_k % 64 == 0 && p.first_column % 64 == 0 && p.act_group % 64 == 0);
   return aligned && chunks;
 }
-// Whether it is the faster one: a function of the shape.
-inline bool PrefersGemmWgmma(const GemmShape& shape) {
+// The fastest kernel that a shape may have.
+inline GemmKernel ChooseGemmKernel(const GemmShape& shape) {
+  if (shape.m <= 32) return GemmKernel::kFewTokens;
   const int64_t tiles = (shape.n + 255) / 256 * ((shape.m + 127) / 128);
-  return shape.m > 64 && tiles >= 48;
+  return shape.m > 64 && tiles >= 48 ? GemmKernel::kManyTokens : GemmKernel::kSomeTokens;
 }
-// F32 of scratch that it needs: sums of subtrees of more than two leaves, per CTA.
+// F32 of scratch with many tokens: sums of subtrees of more than one leaf, per CTA.
 inline int64_t GemmWgmmaScratch(const GemmShape& shape) {
   return shape.leaves > 2 ? int64_t{kGemmWgmmaCtas} * 2 * 256 * 128 : 0;
 }
 
-// `expanded`: BF16 [m, k] for codes, else unused.
-LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, void* expanded, float* scratch,
-                             void* stream);
+// By warpgroups. `expanded`: BF16 [m, k] for codes, else unused.
+LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, GemmKernel kernel, void* expanded,
+                             float* scratch, void* stream);
 
 // Enqueues the product; nothing is allocated. The tile fits the device's shared memory.
 LaunchStatus LaunchGemm(const GemmCudaProblem& problem, const GemmTile& tile, void* stream);

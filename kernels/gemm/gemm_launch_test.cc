@@ -34,5 +34,16 @@ TEST(ChooseGemmTileTest, FitsEveryShape) {
   }
 }
 
+TEST(ChooseGemmKernelTest, FollowsTheTokens) {
+  const auto choose = [](int64_t n, int64_t m) {
+    return ChooseGemmKernel({WeightFormat::kNvfp4, n, m, 4, 80});
+  };
+  EXPECT_EQ(choose(34816, 1), GemmKernel::kFewTokens);
+  EXPECT_EQ(choose(34816, 64), GemmKernel::kSomeTokens);
+  EXPECT_EQ(choose(34816, 8192), GemmKernel::kManyTokens);
+  // Too few tiles to fill the device: the leaves do.
+  EXPECT_EQ(choose(5120, 128), GemmKernel::kSomeTokens);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -78,10 +78,14 @@ TEST_P(GemmTileTest, WarpgroupInstructionsGiveTheSameBits) {
         p.out = got.view().data;
         ArmTensor scratch(DType::kF32, {GemmWgmmaScratch(ShapeOf(p)) + 1});
         ArmTensor expanded(DType::kBF16, {m, c.k});
-        ASSERT_EQ(LaunchGemmWgmma(p, expanded.view().data, static_cast<float*>(scratch.view().data),
-                                  nullptr),
-                  LaunchStatus::kOk);
-        ASSERT_EQ(got.GetBytes(), want.GetBytes()) << m << " tokens, " << Name(dtype);
+        for (const GemmKernel kernel : {GemmKernel::kSomeTokens, GemmKernel::kManyTokens}) {
+          got.SetBytes(std::vector<uint8_t>(want.GetBytes().size()));
+          ASSERT_EQ(LaunchGemmWgmma(p, kernel, expanded.view().data,
+                                    static_cast<float*>(scratch.view().data), nullptr),
+                    LaunchStatus::kOk);
+          ASSERT_EQ(got.GetBytes(), want.GetBytes())
+              << m << " tokens, " << Name(dtype) << ", kernel " << static_cast<int>(kernel);
+        }
       }
     }
   }

@@ -2,6 +2,8 @@
 // from registers and 128 tokens from shared memory. One warp copies tiles of x; two warpgroups
 // unpack weights and multiply. CTAs stay and take tiles of the output in turn.
 //
+// With some tokens, tiles are of 64 and every leaf has its own CTA.
+//
 // An element sees the steps of gemm.cu in the same order, so its bits are the same. Leaves of K
 // follow each other, and their sums join as a binary counter: the sum of a full subtree waits in
 // shared memory (pairs of leaves) or in global scratch (larger ones) for its right neighbour.
@@ -17,20 +19,26 @@
 namespace lockstep {
 namespace {
 
-constexpr int kTokens = 128;      // of a tile
-constexpr int kTileColumns = 64;  // of x in a stage: one chunk
-constexpr int kTileBytes = kTokens * kTileColumns * 2;
+constexpr int kTileColumns = 64;    // of x in a stage: one chunk
 constexpr int kRing = 5;            // stages
 constexpr int kGroupThreads = 128;  // of a warpgroup
-constexpr int kConsumers = 2;       // warpgroups
-constexpr int kThreads = kGroupThreads * (1 + kConsumers);
-constexpr int kSums = 64;       // of a thread, per 64 rows
+constexpr int kConsumers = 2;       // warpgroups that multiply; the first ones of a CTA
+constexpr int kConsumerThreads = kConsumers * kGroupThreads;
+constexpr int kManyTokens = 128;  // of a tile of the kernel for many tokens
+constexpr int kSomeTokens = 64;   // of a tile of the kernel for some tokens
+constexpr int kManyThreads = kConsumerThreads + kGroupThreads;
+constexpr int kSomeThreads = kConsumerThreads + 32;
 constexpr int kRasterRows = 8;  // row tiles that take the same tokens one after the other
 
-// Row tiles of 64 per warpgroup. Segments need a second set of sums.
+// Row tiles of 64 per warpgroup with many tokens. Segments need a second set of sums.
 template <bool kSegmented>
 constexpr __device__ __host__ int RowTiles() {
   return kSegmented ? 1 : 2;
+}
+
+template <int kTokens>
+constexpr __device__ __host__ int StageBytes() {
+  return kTokens * kTileColumns * 2;
 }
 
 // One tile of the output and where it lies.
@@ -44,17 +52,65 @@ __device__ __forceinline__ Tile TileAt(const GemmCudaProblem& p, int64_t index) 
   constexpr int kGroups = kConsumers * RowTiles<kSegmented>() * 4;
   const int64_t groups = (p.n + 15) / 16;
   const int64_t row_tiles = (groups + kGroups - 1) / kGroups;
-  const int64_t token_tiles = (p.m + kTokens - 1) / kTokens;
+  const int64_t token_tiles = (p.m + kManyTokens - 1) / kManyTokens;
   const int64_t band = index / (kRasterRows * token_tiles);
   const int64_t rows = min(row_tiles - band * kRasterRows, int64_t{kRasterRows});
   const int64_t in_band = index - band * kRasterRows * token_tiles;
-  return {(band * kRasterRows + in_band % rows) * kGroups, in_band / rows * kTokens};
+  return {(band * kRasterRows + in_band % rows) * kGroups, in_band / rows * kManyTokens};
 }
 
 template <bool kSegmented>
 int64_t TilesOf(const GemmCudaProblem& p) {
   const int64_t rows = kConsumers * RowTiles<kSegmented>() * 64;
-  return (p.n + rows - 1) / rows * ((p.m + kTokens - 1) / kTokens);
+  return (p.n + rows - 1) / rows * ((p.m + kManyTokens - 1) / kManyTokens);
+}
+
+// The ring of tiles of x in shared memory, and a thread's place in it.
+struct Ring {
+  uint8_t* tiles;
+  uint64_t* full;
+  uint64_t* empty;
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ Ring(uint8_t* shared, int stage_bytes)
+      : tiles(shared),
+        full(reinterpret_cast<uint64_t*>(shared + kRing * stage_bytes)),
+        empty(full + kRing) {}
+  // By one thread.
+  __device__ void Init() {
+    for (int i = 0; i < kRing; ++i) {
+      BarrierInit(full + i, 1);
+      BarrierInit(empty + i, kConsumers * 4);
+    }
+    BarrierInitFence();
+  }
+  __device__ __forceinline__ void Advance() {
+    if (++slot == kRing) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+constexpr int kRingBarrierBytes = 128;
+
+__device__ __forceinline__ uint8_t* Align1024(uint8_t* p) {
+  return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + 1023) / 1024 * 1024);
+}
+
+// Copies the tiles of x that a leaf needs. One thread.
+template <int kTokens>
+__device__ void CopyLeaf(const GemmCudaProblem& p, const CUtensorMap* x_map, int leaf,
+                         int64_t token, Ring* ring) {
+  for (int column = 0; column < p.leaf_k; column += kTileColumns) {
+    // The first time around the ring is empty: a fresh barrier has passed parity 1.
+    BarrierWait(ring->empty + ring->slot, ring->parity ^ 1);
+    BarrierExpect(ring->full + ring->slot, StageBytes<kTokens>());
+    TensorCopy(ring->tiles + ring->slot * StageBytes<kTokens>(), x_map,
+               static_cast<int>(leaf * p.leaf_k) + column, static_cast<int>(token),
+               ring->full + ring->slot);
+    ring->Advance();
+  }
 }
 
 // The codes of a lane for a chunk, straight from global memory.
@@ -74,13 +130,14 @@ __device__ __forceinline__ void LoadChunk(const Stream& s, int chunk, int lane,
 
 // Multiplies the sums of 64 rows: this lane's are rows `row` and `row` + 8, tokens `token` +
 // 8 j + {0, 1}.
+template <int kSums>
 __device__ __forceinline__ void ScaleTile(const GemmCudaProblem& p, const SegmentCursor& segment,
                                           int64_t row, int64_t token, float (&c)[kSums]) {
   if (p.scaling == WeightScaling::kNone) return;
   const float low = WeightScale(p, row, segment.weight_column);
   const float high = WeightScale(p, row + 8, segment.weight_column);
 #pragma unroll
-  for (int j = 0; j < kTokens / 8; ++j) {
+  for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float s0 = low, s1 = high;
@@ -96,11 +153,12 @@ __device__ __forceinline__ void ScaleTile(const GemmCudaProblem& p, const Segmen
   }
 }
 
+template <int kSums>
 __device__ __forceinline__ void StoreTile(const GemmCudaProblem& p, int shard, int64_t row,
                                           int64_t token, const float (&c)[kSums]) {
   const int64_t base = shard * p.out_shard_stride + token * p.out_stride + row;
 #pragma unroll
-  for (int j = 0; j < kTokens / 8; ++j) {
+  for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int t = j * 8 + i % 2;
@@ -116,206 +174,230 @@ __device__ __forceinline__ void StoreTile(const GemmCudaProblem& p, int shard, i
   }
 }
 
-template <WeightFormat kFormat, bool kSegmented>
-__global__ void __launch_bounds__(kThreads, 1)
-    GemmWgmmaKernel(const __grid_constant__ GemmCudaProblem p,
-                    const __grid_constant__ CUtensorMap x_map, float* scratch, int64_t tiles) {
-  constexpr int kRowTiles = RowTiles<kSegmented>();
+// The scaled sums of one leaf: of 64 rows for each r, in groups group0 + 4 r + warp of the
+// warpgroup.
+template <WeightFormat kFormat, bool kSegmented, int kRowTiles, int kSums>
+__device__ __forceinline__ void MultiplyLeaf(const GemmCudaProblem& p, int leaf, int64_t group0,
+                                             int64_t token, int lane, Ring* ring,
+                                             float (&c)[kRowTiles][kSums]) {
   using L = Layout<kFormat>;
-  extern __shared__ uint8_t unaligned[];
-  uint8_t* shared =
-      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(unaligned) + 1023) / 1024 * 1024);
-  uint64_t* full = reinterpret_cast<uint64_t*>(shared + kRing * kTileBytes);
-  uint64_t* empty = full + kRing;
-  float* level0 = reinterpret_cast<float*>(shared + kRing * kTileBytes + 128);
+  constexpr int kStage = StageBytes<kSums * 2>();
   const int leaf_steps = static_cast<int>(p.leaf_k / 16);
-  const int chunks = (leaf_steps + kChunkSteps - 1) / kChunkSteps;  // the last may be short
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kRing; ++i) {
-      BarrierInit(full + i, 1);
-      BarrierInit(empty + i, kConsumers * 4);
-    }
-    BarrierInitFence();
+  const int whole = leaf_steps / kChunkSteps;
+  Stream streams[kRowTiles];
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+    // Rows beyond the last group repeat it; nothing is written for them.
+    const int64_t group = min(group0 + r * 4, (p.n + 15) / 16 - 1);
+    const int64_t at = (group * p.leaves + leaf) * leaf_steps;
+    streams[r].codes = static_cast<const uint8_t*>(p.codes) + at * 32 * L::kStepBytes;
+    streams[r].scales = static_cast<const uint8_t*>(p.block16_scales) + at * 16;
   }
-  __syncthreads();
-  int slot = 0;
-  uint32_t parity = 0;
-  const auto advance = [&] {
-    if (++slot == kRing) {
-      slot = 0;
-      parity ^= 1;
+  float sum[kSegmented ? kSums : 1];
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) c[r][i] = 0.0f;
+  }
+  SegmentCursor segment = SegmentAt(p, leaf, 0);
+  bool first = true;
+  Chunk<kFormat> codes[kRowTiles];
+  if (whole > 0) {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) LoadChunk(streams[r], 0, lane, &codes[r]);
+  }
+  int last_slot = -1;
+  for (int chunk = 0; chunk < whole; ++chunk) {
+    Chunk<kFormat> next[kRowTiles];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      LoadChunk(streams[r], min(chunk + 1, whole - 1), lane, &next[r]);
     }
-  };
+    BarrierWait(ring->full + ring->slot, ring->parity);
+    const uint64_t b = TileDescriptor(ring->tiles + ring->slot * kStage);
+    // Two steps of all row tiles per group of instructions; while they run, the next two are
+    // unpacked into the other set of registers.
+    uint32_t a[2][2][kRowTiles][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) Decode(codes[r], half * 2 + s, a[half][s][r]);
+      }
+      WgmmaFence();
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          Wgmma(c[r], a[half][s][r], b + (half * 2 + s) * 2);
+        }
+      }
+      WgmmaCommit();
+      WgmmaWait<1>();
+      // Everything before this group is done: the stage before this one is free.
+      if (half == 0 && last_slot >= 0 && lane == 0) BarrierArrive(ring->empty + last_slot);
+    }
+    // BF16 codes are operands as they are: their registers must be free before they change.
+    if (kFormat == WeightFormat::kBF16) WgmmaWait<0>();
+    last_slot = ring->slot;
+    ring->Advance();
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) codes[r] = next[r];
+    if (kSegmented && (chunk + 1) * kChunkSteps == segment.end_step) {
+      WgmmaWait<0>();
+      ScaleTile(p, segment, group0 * 16 + lane / 4, token, c[0]);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        float& to = sum[kSegmented ? i : 0];
+        to = first ? c[0][i] : __fadd_rn(to, c[0][i]);
+        c[0][i] = 0.0f;
+      }
+      first = false;
+      if (segment.end_step < leaf_steps) segment = SegmentAt(p, leaf, segment.end_step);
+    }
+  }
+  WgmmaWait<0>();
+  if (last_slot >= 0 && lane == 0) BarrierArrive(ring->empty + last_slot);
+  if (kSegmented) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) c[0][i] = sum[kSegmented ? i : 0];
+    return;
+  }
+  if (whole * kChunkSteps < leaf_steps) {
+    // The short chunk, step by step.
+    BarrierWait(ring->full + ring->slot, ring->parity);
+    const uint64_t b = TileDescriptor(ring->tiles + ring->slot * kStage);
+    for (int step = whole * kChunkSteps; step < leaf_steps; ++step) {
+      uint32_t a[kRowTiles][4];
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        DecodeTail<kFormat>(streams[r], step, leaf_steps, lane, a[r]);
+      }
+      WgmmaFence();
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) Wgmma(c[r], a[r], b + (step - whole * kChunkSteps) * 2);
+      WgmmaCommit();
+      WgmmaWait<0>();
+    }
+    if (lane == 0) BarrierArrive(ring->empty + ring->slot);
+    ring->Advance();
+  }
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+    ScaleTile(p, segment, (group0 + r * 4) * 16 + lane / 4, token, c[r]);
+  }
+}
 
-  if (threadIdx.x < kGroupThreads) {
+// Many tokens: CTAs stay and take tiles in turn; a tile's leaves follow each other.
+template <WeightFormat kFormat, bool kSegmented>
+__global__ void __launch_bounds__(kManyThreads, 1)
+    ManyTokensKernel(const __grid_constant__ GemmCudaProblem p,
+                     const __grid_constant__ CUtensorMap x_map, float* scratch, int64_t tiles) {
+  constexpr int kRowTiles = RowTiles<kSegmented>();
+  constexpr int kSums = kManyTokens / 2;
+  constexpr int kStage = StageBytes<kManyTokens>();
+  extern __shared__ uint8_t unaligned[];
+  uint8_t* shared = Align1024(unaligned);
+  float* level0 = reinterpret_cast<float*>(shared + kRing * kStage + kRingBarrierBytes);
+  Ring ring(shared, kStage);
+  if (threadIdx.x == 0) ring.Init();
+  __syncthreads();
+
+  if (threadIdx.x >= kConsumerThreads) {
     LowerRegisters<40>();
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != kConsumerThreads) return;
     for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
       const Tile tile = TileAt<kSegmented>(p, index);
       for (int leaf = 0; leaf < p.leaves; ++leaf) {
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-          // The first time around the ring is empty: a fresh barrier has passed parity 1.
-          BarrierWait(empty + slot, parity ^ 1);
-          BarrierExpect(full + slot, kTileBytes);
-          TensorCopy(shared + slot * kTileBytes, &x_map,
-                     static_cast<int>(leaf * p.leaf_k) + chunk * kTileColumns,
-                     static_cast<int>(tile.token), full + slot);
-          advance();
-        }
+        CopyLeaf<kManyTokens>(p, &x_map, leaf, tile.token, &ring);
       }
     }
     return;
   }
 
   RaiseRegisters<232>();
-  const int consumer = threadIdx.x - kGroupThreads;
-  const int warpgroup = consumer / kGroupThreads;
-  const int warp = consumer / 32 % 4;
-  const int lane = threadIdx.x % 32;
-  const int64_t last_group = (p.n + 15) / 16 - 1;
+  const int consumer = threadIdx.x;
+  const int lane = consumer % 32;
   const int shards = p.keep_shards ? p.leaves / p.splits : 1;
   const int joined = p.leaves / shards;  // leaves per sum of the output
-  constexpr int kLevelSize = kRowTiles * kSums * kConsumers * kGroupThreads;
+  constexpr int kLevelSize = kRowTiles * kSums * kConsumerThreads;
   float* const higher = scratch + int64_t{blockIdx.x} * 2 * kLevelSize;
-
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     const Tile tile = TileAt<kSegmented>(p, index);
-    const int64_t group0 = tile.group + warpgroup * (kRowTiles * 4) + warp;
+    const int64_t group0 =
+        tile.group + consumer / kGroupThreads * (kRowTiles * 4) + consumer / 32 % 4;
     const int64_t token = tile.token + lane % 4 * 2;
     for (int leaf = 0; leaf < p.leaves; ++leaf) {
-      Stream streams[kRowTiles];
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        // Rows beyond the last group repeat it; nothing is written for them.
-        const int64_t group = min(group0 + r * 4, last_group);
-        const int64_t at = (group * p.leaves + leaf) * leaf_steps;
-        streams[r].codes = static_cast<const uint8_t*>(p.codes) + at * 32 * L::kStepBytes;
-        streams[r].scales = static_cast<const uint8_t*>(p.block16_scales) + at * 16;
-      }
       float c[kRowTiles][kSums];
-      float sum[kSegmented ? kSums : 1];
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) c[r][i] = 0.0f;
-      }
-      SegmentCursor segment = SegmentAt(p, leaf, 0);
-      bool first = true;
-      Chunk<kFormat> chunk_codes[kRowTiles];
-      const int whole = leaf_steps / kChunkSteps;
-      if (whole > 0) {
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) LoadChunk(streams[r], 0, lane, &chunk_codes[r]);
-      }
-      int last_slot = -1;
-      for (int chunk = 0; chunk < whole; ++chunk) {
-        Chunk<kFormat> next[kRowTiles];
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) {
-          LoadChunk(streams[r], min(chunk + 1, whole - 1), lane, &next[r]);
-        }
-        BarrierWait(full + slot, parity);
-        const uint64_t b = TileDescriptor(shared + slot * kTileBytes);
-        // Two steps of all row tiles per group of instructions; while they run, the next two are
-        // unpacked into the other set of registers.
-        uint32_t a[2][2][kRowTiles][4];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int s = 0; s < 2; ++s) {
-#pragma unroll
-            for (int r = 0; r < kRowTiles; ++r) {
-              Decode(chunk_codes[r], half * 2 + s, a[half][s][r]);
-            }
-          }
-          WgmmaFence();
-#pragma unroll
-          for (int s = 0; s < 2; ++s) {
-#pragma unroll
-            for (int r = 0; r < kRowTiles; ++r) {
-              Wgmma(c[r], a[half][s][r], b + (half * 2 + s) * 2);
-            }
-          }
-          WgmmaCommit();
-          WgmmaWait<1>();
-          // Everything before this group is done: the stage before this one is free.
-          if (half == 0 && last_slot >= 0 && lane == 0) BarrierArrive(empty + last_slot);
-        }
-        // BF16 codes are operands as they are: their registers must be free before they change.
-        if (kFormat == WeightFormat::kBF16) WgmmaWait<0>();
-        last_slot = slot;
-        advance();
-#pragma unroll
-        for (int r = 0; r < kRowTiles; ++r) chunk_codes[r] = next[r];
-        if (kSegmented && (chunk + 1) * kChunkSteps == segment.end_step) {
-          WgmmaWait<0>();
-          ScaleTile(p, segment, group0 * 16 + lane / 4, token, c[0]);
-#pragma unroll
-          for (int i = 0; i < kSums; ++i) {
-            float& to = sum[kSegmented ? i : 0];
-            to = first ? c[0][i] : __fadd_rn(to, c[0][i]);
-            c[0][i] = 0.0f;
-          }
-          first = false;
-          if (segment.end_step < leaf_steps) segment = SegmentAt(p, leaf, segment.end_step);
-        }
-      }
-      WgmmaWait<0>();
-      if (last_slot >= 0 && lane == 0) BarrierArrive(empty + last_slot);
-      if (!kSegmented && whole < chunks) {
-        // The short chunk, step by step.
-        BarrierWait(full + slot, parity);
-        const uint64_t b = TileDescriptor(shared + slot * kTileBytes);
-        for (int step = whole * kChunkSteps; step < leaf_steps; ++step) {
-          uint32_t a[kRowTiles][4];
-#pragma unroll
-          for (int r = 0; r < kRowTiles; ++r) {
-            DecodeTail<kFormat>(streams[r], step, leaf_steps, lane, a[r]);
-          }
-          WgmmaFence();
-#pragma unroll
-          for (int r = 0; r < kRowTiles; ++r) {
-            Wgmma(c[r], a[r], b + (step - whole * kChunkSteps) * 2);
-          }
-          WgmmaCommit();
-          WgmmaWait<0>();
-        }
-        if (lane == 0) BarrierArrive(empty + slot);
-        advance();
-      }
-
+      MultiplyLeaf<kFormat, kSegmented>(p, leaf, group0, token, lane, &ring, c);
       // The tree over the leaves that make up one sum of the output.
       const int place = leaf % joined;
+      int level = 0;
+      for (; (place >> level & 1) != 0; ++level) {
+        const float* left = level == 0 ? level0 : higher + (level - 1) * kLevelSize;
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        const int64_t row = (group0 + r * 4) * 16 + lane / 4;
-        if (kSegmented) {
-#pragma unroll
-          for (int i = 0; i < kSums; ++i) c[r][i] = sum[kSegmented ? i : 0];
-        } else {
-          ScaleTile(p, segment, row, token, c[r]);
-        }
-        int level = 0;
-        for (; (place >> level & 1) != 0; ++level) {
-          const float* left = level == 0 ? level0 : higher + (level - 1) * kLevelSize;
+        for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
           for (int i = 0; i < kSums; ++i) {
-            c[r][i] =
-                __fadd_rn(left[(r * kSums + i) * kConsumers * kGroupThreads + consumer], c[r][i]);
+            c[r][i] = __fadd_rn(left[(r * kSums + i) * kConsumerThreads + consumer], c[r][i]);
           }
         }
+      }
+      float* const to = level == 0 ? level0 : higher + (level - 1) * kLevelSize;
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
         if (place + 1 == joined) {
-          StoreTile(p, leaf / joined, row, token, c[r]);
+          StoreTile(p, leaf / joined, (group0 + r * 4) * 16 + lane / 4, token, c[r]);
         } else {
-          float* to = level == 0 ? level0 : higher + (level - 1) * kLevelSize;
 #pragma unroll
           for (int i = 0; i < kSums; ++i) {
-            to[(r * kSums + i) * kConsumers * kGroupThreads + consumer] = c[r][i];
+            to[(r * kSums + i) * kConsumerThreads + consumer] = c[r][i];
           }
         }
       }
     }
   }
+}
+
+// Some tokens: a cluster per tile, a CTA per leaf; the sums join as in gemm.cu.
+template <WeightFormat kFormat, bool kSegmented>
+__global__ void __launch_bounds__(kSomeThreads, kSegmented ? 1 : 2)
+    SomeTokensKernel(const __grid_constant__ GemmCudaProblem p,
+                     const __grid_constant__ CUtensorMap x_map) {
+  constexpr int kSums = kSomeTokens / 2;
+  constexpr int kStage = StageBytes<kSomeTokens>();
+  extern __shared__ uint8_t unaligned[];
+  uint8_t* shared = Align1024(unaligned);
+  float* sums = reinterpret_cast<float*>(shared + kRing * kStage + kRingBarrierBytes);
+  Ring ring(shared, kStage);
+  if (threadIdx.x == 0) ring.Init();
+  __syncthreads();
+  const int leaf = blockIdx.y;
+  const int64_t first_group = int64_t{blockIdx.x} * (kConsumers * 4);
+  const int64_t token = int64_t{blockIdx.z} * kSomeTokens;
+  const int tokens = static_cast<int>(min(p.m - token, int64_t{kSomeTokens}));
+  if (threadIdx.x >= kConsumerThreads) {
+    if (threadIdx.x == kConsumerThreads) {
+      CopyLeaf<kSomeTokens>(p, &x_map, leaf, token, &ring);
+    }
+    __syncwarp();
+  } else {
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    float c[1][kSums];
+    MultiplyLeaf<kFormat, kSegmented>(p, leaf, first_group + warp, token + lane % 4 * 2, lane,
+                                      &ring, c);
+    float* to = sums + warp * tokens * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int t = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      if (t < tokens) to[t * 16 + i / 2 % 2 * 8] = c[0][i];
+    }
+  }
+  const int rows =
+      static_cast<int>(min((p.n + 15) / 16 - first_group, int64_t{kConsumers * 4}) * 16);
+  JoinLeaves(p, sums, first_group * 16, rows, token, tokens);
 }
 
 // E4M3 codes of x as bf16 [m, k], 16 per thread.
@@ -346,26 +428,57 @@ EncodeFn TensorMapEncoder() {
 }
 
 template <WeightFormat kFormat, bool kSegmented>
-cudaError_t Launch(const GemmCudaProblem& p, const CUtensorMap& map, float* scratch,
-                   cudaStream_t stream) {
-  auto* kernel = GemmWgmmaKernel<kFormat, kSegmented>;
-  const int shared = 1024 + kRing * kTileBytes + 128 +
-                     (p.leaves > 1 ? RowTiles<kSegmented>() * kSums * kConsumers * kGroupThreads *
-                                         static_cast<int>(sizeof(float))
-                                   : 0);
+cudaError_t LaunchMany(const GemmCudaProblem& p, const CUtensorMap& map, float* scratch,
+                       cudaStream_t stream) {
+  auto* kernel = ManyTokensKernel<kFormat, kSegmented>;
+  const int level_bytes = RowTiles<kSegmented>() * (kManyTokens / 2) * kConsumerThreads * 4;
+  const int shared = 1024 + kRing * StageBytes<kManyTokens>() + kRingBarrierBytes +
+                     (p.leaves > 1 ? level_bytes : 0);
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
   const int64_t tiles = TilesOf<kSegmented>(p);
   const int64_t ctas = tiles < kGemmWgmmaCtas ? tiles : kGemmWgmmaCtas;
-  kernel<<<static_cast<unsigned>(ctas), kThreads, shared, stream>>>(p, map, scratch, tiles);
+  kernel<<<static_cast<unsigned>(ctas), kManyThreads, shared, stream>>>(p, map, scratch, tiles);
   return cudaGetLastError();
+}
+
+template <WeightFormat kFormat, bool kSegmented>
+cudaError_t LaunchSome(const GemmCudaProblem& p, const CUtensorMap& map, cudaStream_t stream) {
+  auto* kernel = SomeTokensKernel<kFormat, kSegmented>;
+  const int rows = kConsumers * 64;
+  const int shared =
+      1024 + kRing * StageBytes<kSomeTokens>() + kRingBarrierBytes + rows * kSomeTokens * 4;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim =
+      dim3(static_cast<unsigned>((p.n + rows - 1) / rows), static_cast<unsigned>(p.leaves),
+           static_cast<unsigned>((p.m + kSomeTokens - 1) / kSomeTokens));
+  config.blockDim = dim3(kSomeThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, p, map);
+}
+
+template <WeightFormat kFormat, bool kSegmented>
+cudaError_t Launch(const GemmCudaProblem& p, GemmKernel kernel, const CUtensorMap& map,
+                   float* scratch, cudaStream_t stream) {
+  return kernel == GemmKernel::kManyTokens
+             ? LaunchMany<kFormat, kSegmented>(p, map, scratch, stream)
+             : LaunchSome<kFormat, kSegmented>(p, map, stream);
 }
 
 }  // namespace
 
-LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, void* expanded, float* scratch,
-                             void* stream) {
+LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, GemmKernel kernel, void* expanded,
+                             float* scratch, void* stream) {
   if (problem.m == 0 || problem.n == 0) return LaunchStatus::kOk;
   cudaStream_t s = static_cast<cudaStream_t>(stream);
   GemmCudaProblem p = problem;
@@ -380,7 +493,9 @@ LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, void* expanded, flo
   CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(p.k), static_cast<cuuint64_t>(p.m)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(p.x_stride) * 2};
-  const cuuint32_t box[2] = {kTileColumns, kTokens};
+  const cuuint32_t box[2] = {
+      kTileColumns,
+      static_cast<cuuint32_t>(kernel == GemmKernel::kManyTokens ? kManyTokens : kSomeTokens)};
   const cuuint32_t steps[2] = {1, 1};
   const CUresult encoded =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(p.x), sizes, strides, box,
@@ -390,14 +505,14 @@ LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, void* expanded, flo
   cudaError_t error;
   switch (p.format) {
     case WeightFormat::kNvfp4:
-      error = Launch<WeightFormat::kNvfp4, false>(p, map, scratch, s);
+      error = Launch<WeightFormat::kNvfp4, false>(p, kernel, map, scratch, s);
       break;
     case WeightFormat::kFp8:
-      error = IsSegmented(p) ? Launch<WeightFormat::kFp8, true>(p, map, scratch, s)
-                             : Launch<WeightFormat::kFp8, false>(p, map, scratch, s);
+      error = IsSegmented(p) ? Launch<WeightFormat::kFp8, true>(p, kernel, map, scratch, s)
+                             : Launch<WeightFormat::kFp8, false>(p, kernel, map, scratch, s);
       break;
     default:
-      error = Launch<WeightFormat::kBF16, false>(p, map, scratch, s);
+      error = Launch<WeightFormat::kBF16, false>(p, kernel, map, scratch, s);
   }
   return static_cast<LaunchStatus>(error);
 }

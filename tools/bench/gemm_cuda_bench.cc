@@ -146,20 +146,20 @@ std::string TileText(const GemmTile& t) {
                       t.phase_steps);
 }
 
-double WgmmaUs(const Weights& w, int64_t m, int calls,
+double WgmmaUs(const Weights& w, int64_t m, int calls, GemmKernel kernel,
                const std::function<GemmCudaProblem(int)>& problem) {
   static void* scratch = RandomBytes(int64_t{kGemmWgmmaCtas} * 2 * 256 * 128 * 4, Fill::kCodes, 1);
   static std::map<int64_t, void*> buffers;
   void*& expanded = buffers[m * w.copies[0].k];
   if (expanded == nullptr) expanded = RandomBytes(m * w.copies[0].k * 2, Fill::kCodes, 2);
   return TimeInGraph(calls, [&](int i, void* stream) {
-    CHECK(LaunchGemmWgmma(problem(i), expanded, static_cast<float*>(scratch), stream) ==
+    CHECK(LaunchGemmWgmma(problem(i), kernel, expanded, static_cast<float*>(scratch), stream) ==
           LaunchStatus::kOk);
   });
 }
 
-// With the tile given, or with the kernel and tile of Gemm: `used` says which.
-double OursUs(const Weights& w, const Format& f, int64_t m, const GemmTile* tile,
+// By that kernel, if of few tokens with the tile given or that of Gemm: `used` says which.
+double OursUs(const Weights& w, const Format& f, int64_t m, GemmKernel kernel, const GemmTile* tile,
               std::string* used) {
   const GemmWeight& first = w.copies[0];
   static std::map<int64_t, void*> inputs, outputs;
@@ -177,9 +177,9 @@ double OursUs(const Weights& w, const Format& f, int64_t m, const GemmTile* tile
                                f.act_codes ? &scales : nullptr, ov);
   };
   const GemmShape shape = ShapeOf(problem(0));
-  if (tile == nullptr && PrefersGemmWgmma(shape) && CanRunGemmWgmma(problem(0))) {
-    *used = "wgmma";
-    return WgmmaUs(w, m, calls, problem);
+  if (tile == nullptr && kernel != GemmKernel::kFewTokens && CanRunGemmWgmma(problem(0))) {
+    *used = kernel == GemmKernel::kSomeTokens ? "some" : "many";
+    return WgmmaUs(w, m, calls, kernel, problem);
   }
   const GemmTile t = tile != nullptr ? *tile : ChooseGemmTile(shape);
   *used = TileText(t);
@@ -193,7 +193,9 @@ void Bench(const Options& o, const Shape2& s, const Format& f, CublasLt* lt) {
   const double read = StreamReadUs(w.bytes / 16 * 16);
   for (int64_t m : o.m) {
     std::string tile_text;
-    const double us = OursUs(w, f, m, nullptr, &tile_text);
+    const int leaves = static_cast<int>(w.copies[0].shards * w.copies[0].splits);
+    const GemmShape shape = {f.format, s.n, m, leaves, s.k / leaves / 16};
+    const double us = OursUs(w, f, m, ChooseGemmKernel(shape), nullptr, &tile_text);
     const double peer = lt == nullptr ? 0 : PeerUs(lt, s, m);
     std::cout << absl::StrFormat(
                      R"({"op":"%s","format":"%s","n":%d,"k":%d,"m":%d,"us":%.2f,"bytes":%d,)"
@@ -204,9 +206,13 @@ void Bench(const Options& o, const Shape2& s, const Format& f, CublasLt* lt) {
               << std::endl;
     if (!o.sweep) continue;
     std::vector<std::pair<double, std::string>> results;
-    const GemmTile tile =
-        ChooseGemmTile({f.format, s.n, m, static_cast<int>(w.copies[0].shards * w.copies[0].splits),
-                        s.k / w.copies[0].shards / w.copies[0].splits / 16});
+    const GemmTile tile = ChooseGemmTile(shape);
+    for (const GemmKernel kernel : {GemmKernel::kSomeTokens, GemmKernel::kManyTokens}) {
+      std::string used;
+      if (m < 8) continue;
+      const double kernel_us = OursUs(w, f, m, kernel, nullptr, &used);
+      results.emplace_back(kernel_us, used);
+    }
     for (int warps : {4, 8}) {
       for (int groups : {1, 2, 3, 4, 5, 6, 8}) {
         for (int stages : {2, 3, 4}) {
@@ -216,8 +222,8 @@ void Bench(const Options& o, const Shape2& s, const Format& f, CublasLt* lt) {
           t.stages = stages;
           if (GemmSharedBytes(t, m) > 220 << 10) continue;
           std::string used;
-          const double us = OursUs(w, f, m, &t, &used);
-          results.emplace_back(us, used);
+          const double tile_us = OursUs(w, f, m, GemmKernel::kFewTokens, &t, &used);
+          results.emplace_back(tile_us, used);
         }
       }
     }
