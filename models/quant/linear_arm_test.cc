@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "gtest/gtest.h"
+#include "kernels/runtime/device_memory.h"
 #include "kernels/runtime/testing/arm_test.h"
 #include "models/quant/linear_method.h"
 #include "models/quant/testing/linear_test_util.h"
@@ -77,6 +78,22 @@ INSTANTIATE_TEST_SUITE_P(Formats, LinearArmTest,
                          ::testing::Values(WeightScheme::kBF16, WeightScheme::kNvfp4,
                                            WeightScheme::kFp8Tensor, WeightScheme::kFp8Channel,
                                            WeightScheme::kFp8Block));
+
+// Small tensors go to the device as they are.
+TEST(PlaceTensorArmTest, SlicesOfATensor) {
+  StoredLinear s;
+  std::vector<float> values(6 * 4);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  s.AddFloats("weight", DType::kBF16, {6, 4}, values);
+  const std::unique_ptr<Checkpoint> checkpoint = s.Write();
+  WeightStore store(checkpoint.get(), TestDevice(), 1, 2, nullptr, nullptr);
+  auto placed = store.PlaceTensor("m.weight", {6, 4}, ShardSpec::Split(6, 1), "norm");
+  ASSERT_OK(placed.status());
+  EXPECT_EQ(placed->device, TestDevice());
+  std::vector<BF16> got(3 * 4);
+  ASSERT_OK(CopyBytes(DeviceType::kCpu, got.data(), TestDevice(), placed->data, 3 * 4 * 2));
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(ToFloat(got[i]), values[12 + i]);
+}
 
 // A tied head gives its rows back.
 TEST(LinearRowsArmTest, RowsOfATiedHead) {
