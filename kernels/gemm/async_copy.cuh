@@ -67,4 +67,13 @@ __device__ __forceinline__ void TensorCopy(void* to, const void* tensor_map, int
       : "memory");
 }
 
+// Lets the next kernel of the stream start before this one ends, if it was launched to; and waits
+// for the end of the kernel before, whose memory must not be touched earlier.
+__device__ __forceinline__ void LaunchDependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void WaitForPrerequisites() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 }  // namespace lockstep

@@ -118,7 +118,7 @@ struct Accumulator {
       for (int i = 0; i < 4; ++i) c[b][i] = 0.0f;
     }
     segment = SegmentAt(p, leaf, step);
-    if (kSegmented) scales.Read(p, segment, row, token);
+    scales.Read(p, segment, row, token);
   }
   // After k16 step `done - 1`.
   __device__ __forceinline__ void EndStep(const GemmCudaProblem& p, int leaf, int leaf_steps,
@@ -137,12 +137,9 @@ struct Accumulator {
     if (done < leaf_steps) Begin(p, leaf, done, row, token);
   }
   // Writes the sum of the leaf: [token][16 rows] of the group.
-  __device__ __forceinline__ void Finish(const GemmCudaProblem& p, int64_t row, int64_t token,
-                                         int tokens, int lane, float* sums) {
-    if (!kSegmented) {
-      scales.Read(p, segment, row, token);
-      scales.Apply(p, c);
-    }
+  __device__ __forceinline__ void Finish(const GemmCudaProblem& p, int tokens, int lane,
+                                         float* sums) {
+    if (!kSegmented) scales.Apply(p, c);
 #pragma unroll
     for (int b = 0; b < kTokenBlocks; ++b) {
 #pragma unroll
@@ -215,6 +212,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   __syncwarp();
   for (int i = 0; i < tile.stages; ++i) copy_next(i);
+  LaunchDependents();
+  WaitForPrerequisites();
   int slot = 0;
   uint32_t parity = 0;
 
@@ -253,6 +252,7 @@ __global__ void __launch_bounds__(kMaxThreads)
         acc.EndStep(p, leaf, leaf_steps, step + 1, row, lane_token);
       };
       // Whole chunks. A phase is whole stages.
+      const uint8_t* pair = activations;
       for (int step = phase; step + kChunkSteps <= phase_end; step += kStageSteps) {
         const uint8_t* stage = ring + slot * kGemmStageBytes;
         BarrierWait(barriers + slot, parity);
@@ -278,13 +278,13 @@ __global__ void __launch_bounds__(kMaxThreads)
               uint32_t a0[4], a1[4];
               Decode(chunk, s, a0);
               Decode(chunk, s + 1, a1);
-              const uint8_t* b = activations + (first + s - phase) / 2 * pair_bytes;
 #pragma unroll
               for (int i = 0; i < kTokenBlocks; ++i) {
-                const uint4 v = *reinterpret_cast<const uint4*>(b + offset[i]);
+                const uint4 v = *reinterpret_cast<const uint4*>(pair + offset[i]);
                 Mma(acc.c[i], a0, v.x, v.y);
                 Mma(acc.c[i], a1, v.z, v.w);
               }
+              pair += pair_bytes;
             }
           }
         }
@@ -306,8 +306,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
     }
     if (active) {
-      acc.Finish(p, row, lane_token, tokens, lane,
-                 sums + int64_t{round * tile.warps + warp} * tokens * 16);
+      acc.Finish(p, tokens, lane, sums + int64_t{round * tile.warps + warp} * tokens * 16);
     }
   }
 
@@ -325,9 +324,12 @@ LaunchStatus Launch(const GemmCudaProblem& p, const GemmTile& tile, cudaStream_t
   if (error != cudaSuccess) return static_cast<LaunchStatus>(error);
   const int64_t rows = int64_t{tile.warps} * tile.groups * 16;
   const int64_t tokens = kTokenBlocks * 8;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
+  // Weights are fetched while the kernel before ends.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim =
       dim3(static_cast<unsigned>((p.n + rows - 1) / rows), static_cast<unsigned>(p.leaves),
@@ -335,8 +337,8 @@ LaunchStatus Launch(const GemmCudaProblem& p, const GemmTile& tile, cudaStream_t
   config.blockDim = dim3(static_cast<unsigned>(tile.warps) * 32);
   config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   const int64_t unit = p.x_codes ? 1 : 2;
   const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.x_stride * unit % 16 == 0;
   error = cudaLaunchKernelEx(&config, kernel, p, tile, aligned);
@@ -350,10 +352,8 @@ LaunchStatus LaunchTokens(const GemmCudaProblem& p, const GemmTile& tile, cudaSt
       return Launch<kFormat, 1, kSegmented>(p, tile, stream);
     case 2:
       return Launch<kFormat, 2, kSegmented>(p, tile, stream);
-    case 4:
-      return Launch<kFormat, 4, kSegmented>(p, tile, stream);
     default:
-      return Launch<kFormat, 8, kSegmented>(p, tile, stream);
+      return Launch<kFormat, 4, kSegmented>(p, tile, stream);
   }
 }
 

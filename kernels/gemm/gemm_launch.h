@@ -52,7 +52,7 @@ constexpr int kGemmStageBytes = 2048 + 256;
 
 // How a launch is cut. Nothing of it may change a bit of the result.
 struct GemmTile {
-  int token_blocks = 1;  // of 8 tokens each, per CTA: 1, 2, 4 or 8
+  int token_blocks = 1;  // of 8 tokens each, per CTA: 1, 2 or 4
   int warps = 4;         // per CTA: 4 or 8; each takes one group of 16 rows at a time
   int groups = 1;        // groups per warp, one after the other
   int stages = 4;        // of a warp's ring of weights: 2 to 4
@@ -75,20 +75,47 @@ inline int64_t GemmSharedBytes(const GemmTile& tile, int64_t m) {
          int64_t{tile.warps} * tile.groups * tile.token_blocks * 512;
 }
 
+// The tile with the least work on the busiest SM, counted in k16 steps of a warp.
 inline GemmTile ChooseGemmTile(const GemmShape& shape) {
-  constexpr int64_t kWholeLeafBytes = 80 << 10;
+  constexpr int64_t kSms = 132;
+  constexpr int64_t kSharedBytes = 227 << 10;  // of a CTA; of all CTAs of an SM a little more
+  constexpr int64_t kWholeLeafBytes = 96 << 10;
   constexpr int64_t kPhaseBytes = 48 << 10;
-  GemmTile tile;
-  tile.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : shape.m <= 32 ? 4 : 8;
-  const int64_t tokens = std::min<int64_t>(shape.m, tile.token_blocks * 8);
+  constexpr int64_t kCtaSteps = 64;    // that starting and ending a CTA is worth
+  constexpr int64_t kWaveSteps = 512;  // the same of a wave of CTAs
+  GemmTile base;
+  base.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : 4;
+  base.stages = 2;
+  const int64_t tokens = std::min<int64_t>(shape.m, base.token_blocks * 8);
   const int64_t step_bytes = tokens * 32;
-  if (shape.leaf_steps * step_bytes <= kWholeLeafBytes) {
-    tile.phase_steps = static_cast<int>(shape.leaf_steps);
-  } else {
-    tile.phase_steps = static_cast<int>(std::max<int64_t>(16, kPhaseBytes / step_bytes / 16 * 16));
+  const bool whole = shape.leaf_steps * step_bytes <= kWholeLeafBytes;
+  base.phase_steps = static_cast<int>(
+      whole ? shape.leaf_steps : std::max<int64_t>(16, kPhaseBytes / step_bytes / 16 * 16));
+  const int64_t groups = (shape.n + 15) / 16;
+  const int64_t token_tiles = (shape.m + base.token_blocks * 8 - 1) / (base.token_blocks * 8);
+  GemmTile best;
+  int64_t best_cost = INT64_MAX;
+  for (int warps : {8, 4}) {
+    for (int per_warp = 1; per_warp <= (whole ? 6 : 1); ++per_warp) {
+      GemmTile tile = base;
+      tile.warps = warps;
+      tile.groups = per_warp;
+      const int64_t bytes = GemmSharedBytes(tile, shape.m);
+      if (bytes > kSharedBytes) continue;
+      const int64_t rows = int64_t{warps} * per_warp;
+      const int64_t ctas = (groups + rows - 1) / rows * shape.leaves * token_tiles;
+      const int64_t per_sm = (ctas + kSms - 1) / kSms;
+      const int64_t resident = std::max<int64_t>(
+          1, std::min(kSharedBytes / (bytes + 1024), int64_t{24} / base.token_blocks * 4 / warps));
+      const int64_t waves = (per_sm + resident - 1) / resident;
+      const int64_t cost = per_sm * (rows * shape.leaf_steps + kCtaSteps) + waves * kWaveSteps;
+      if (cost < best_cost) {
+        best_cost = cost;
+        best = tile;
+      }
+    }
   }
-  tile.warps = tokens > 8 ? 8 : 4;
-  return tile;
+  return best;
 }
 
 // Whether a leaf may have more than one segment.

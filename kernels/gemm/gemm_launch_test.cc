@@ -17,10 +17,9 @@ TEST(ChooseGemmTileTest, FitsEveryShape) {
             const auto text = [&] {
               return ::testing::Message() << n << " " << leaf_steps << " " << leaves << " " << m;
             };
-            EXPECT_TRUE(tile.token_blocks == 1 || tile.token_blocks == 2 ||
-                        tile.token_blocks == 4 || tile.token_blocks == 8)
+            EXPECT_TRUE(tile.token_blocks == 1 || tile.token_blocks == 2 || tile.token_blocks == 4)
                 << text();
-            EXPECT_TRUE(tile.token_blocks == 8 || tile.token_blocks * 8 >= m) << text();
+            EXPECT_TRUE(tile.token_blocks == 4 || tile.token_blocks * 8 >= m) << text();
             EXPECT_TRUE(tile.warps == 4 || tile.warps == 8) << text();
             EXPECT_GE(tile.groups, 1) << text();
             EXPECT_TRUE(tile.stages >= 2 && tile.stages <= 4) << text();

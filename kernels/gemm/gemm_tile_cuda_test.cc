@@ -28,7 +28,7 @@ TEST_P(GemmTileTest, EveryTileGivesTheSameBits) {
     const std::vector<float> want = RunGemm(part, input);
     ConstTensorView scales;
     if (input.scales != nullptr) scales = input.scales->view();
-    for (int token_blocks : {1, 2, 4, 8}) {
+    for (int token_blocks : {1, 2, 4}) {
       for (int warps : {4, 8}) {
         for (int groups : {1, 3}) {
           for (bool phases : {false, true}) {
@@ -71,7 +71,7 @@ TEST_P(GemmTileTest, WarpgroupInstructionsGiveTheSameBits) {
             part.weight(), input.view, input.scales == nullptr ? nullptr : &scales, want.view());
         // The cases whose segments end inside of chunks.
         const bool odd = c.name == "fp8_block_rows" || c.name == "fp8_block_w8a8" ||
-                         c.name == "fp8_block_w8a8_rows" || c.name == "fp8_block_w8a8_splits";
+                         c.name == "fp8_block_w8a8_rows";
         ASSERT_EQ(CanRunGemmWgmma(p), !odd);
         if (odd) continue;
         ASSERT_EQ(LaunchGemm(p, ChooseGemmTile(ShapeOf(p)), nullptr), LaunchStatus::kOk);
