@@ -38,10 +38,9 @@ __device__ __forceinline__ void DecodeNvfp4(uint32_t w, uint32_t scales, int at,
   const uint32_t low = __byte_perm(scales, 0, at == 0 ? 0x4040 : 0x4242) * 16 + 0x75807580u;
   const uint32_t high = __byte_perm(scales, 0, at == 0 ? 0x4141 : 0x4343) * 16 + 0x75807580u;
   a[0] = MulBf16x2(w & 0x81c081c0u, low);
-  a[1] = MulBf16x2((w << 3) & 0x81c081c0u, high);
+  a[1] = MulBf16x2(((w << 1) & 0x80008000u) | ((w << 3) & 0x01c001c0u), high);
   a[2] = MulBf16x2((w << 6) & 0x81c081c0u, low);
-  a[3] = MulBf16x2(((w << 1) & 0x80008000u) | ((w >> 5) & 0x01000100u) | ((w >> 4) & 0x00c000c0u),
-                   high);
+  a[3] = MulBf16x2(((w << 2) & 0x80008000u) | ((w >> 4) & 0x01c001c0u), high);
 }
 
 // FP8: two words are the lane's 8 codes of a k16 step.

@@ -149,10 +149,23 @@ const char* CannotRunCuda(const Problem& problem) {
 }
 
 absl::Status GemmCuda(ExecContext* ctx, const Problem& problem) {
-  if (ctx->dry_run()) return absl::OkStatus();
   const GemmCudaProblem p =
       MakeGemmCudaProblem(problem.weight, problem.x, problem.act_scales, problem.out);
-  const LaunchStatus status = LaunchGemm(p, ChooseGemmTile(ShapeOf(p)), ctx->stream);
+  const GemmShape shape = ShapeOf(p);
+  const GemmKernel kernel = ChooseGemmKernel(shape);
+  Workspace::Scope scope(ctx->workspace);
+  TensorView scratch, expanded;
+  if (kernel == GemmKernel::kManyTokens && GemmWgmmaScratch(shape) > 0) {
+    scratch = ctx->workspace->Take(DType::kF32, {GemmWgmmaScratch(shape)});
+  }
+  if (kernel != GemmKernel::kFewTokens && p.x_codes) {
+    expanded = ctx->workspace->Take(DType::kBF16, {p.m, p.k});
+  }
+  if (ctx->dry_run()) return absl::OkStatus();
+  const LaunchStatus status = kernel != GemmKernel::kFewTokens && CanRunGemmWgmma(p)
+                                  ? LaunchGemmWgmma(p, kernel, expanded.data,
+                                                    static_cast<float*>(scratch.data), ctx->stream)
+                                  : LaunchGemm(p, ChooseGemmTile(shape), ctx->stream);
   if (status == LaunchStatus::kOk) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("Gemm: the launch failed with cuda error ", static_cast<int>(status)));

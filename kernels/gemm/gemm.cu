@@ -1,193 +1,47 @@
 // The matrix product on CUDA for few tokens: weights stream from global memory into the registers
 // of mma.m16n8k16, each warp taking groups of 16 rows; tokens are its 8 columns. A cluster has one
 // CTA per leaf of K; the sums of the leaves meet in its shared memory and join as a tree.
-#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
-#include "kernels/gemm/fragment.cuh"
+#include "kernels/gemm/async_copy.cuh"
+#include "kernels/gemm/gemm_device.cuh"
 #include "kernels/gemm/gemm_launch.h"
 
 namespace lockstep {
 namespace {
 
-namespace cg = cooperative_groups;
-
 constexpr int kMaxThreads = 256;
-constexpr int kChunkSteps = 4;  // k16 steps that are loaded together
+// Weights are copied to shared memory ahead of their use, warp by warp, because registers cannot:
+// a warp has six scoreboards, so the wait for one load becomes a wait for later ones.
+static_assert(kGemmStageBytes == 2048 + 4 * 64, "a stage of NVFP4 is the largest");
 
-// Codes of one lane for 4 k16 steps.
+// Starts the copy of `chunks` chunks from the first one of a stream on.
 template <WeightFormat kFormat>
-struct Chunk {
-  static constexpr int kStepBytes = kFormat == WeightFormat::kNvfp4 ? 4
-                                    : kFormat == WeightFormat::kFp8 ? 8
-                                                                    : 16;
-  static constexpr int kRun = 16 / kStepBytes;
-  static constexpr int kLoads = kChunkSteps / kRun;
-  // Chunks in flight per warp.
-  static constexpr int kDepth = kFormat == WeightFormat::kNvfp4 ? 4
-                                : kFormat == WeightFormat::kFp8 ? 2
-                                                                : 1;
-  uint4 codes[kLoads];
-  uint2 scales;  // NVFP4
-};
-
-__device__ __forceinline__ uint4 LoadStream(const uint8_t* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
+__device__ __forceinline__ void CopyStage(const Stream& s, int first_chunk, int chunks,
+                                          uint8_t* stage, uint64_t* barrier) {
+  using L = Layout<kFormat>;
+  const uint32_t code_bytes = chunks * L::kChunkBytes;
+  const uint32_t scale_bytes = kFormat == WeightFormat::kNvfp4 ? chunks * 64 : 0;
+  BarrierExpect(barrier, code_bytes + scale_bytes);
+  BulkCopy(stage, s.codes + int64_t{first_chunk} * L::kChunkBytes, code_bytes, barrier);
+  if (kFormat == WeightFormat::kNvfp4) {
+    BulkCopy(stage + L::kScaleOffset, s.scales + int64_t{first_chunk} * 64, scale_bytes, barrier);
+  }
 }
 
-__device__ __forceinline__ uint32_t Word(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-// The pointers of one (group, leaf) for this lane.
-struct Stream {
-  const uint8_t* codes;
-  const uint8_t* scales;
-};
-
 template <WeightFormat kFormat>
-__device__ __forceinline__ void Load(const Stream& s, int chunk, int lane, Chunk<kFormat>* out) {
-  using C = Chunk<kFormat>;
+__device__ __forceinline__ void ReadChunk(const uint8_t* stage, int chunk, int lane,
+                                          Chunk<kFormat>* out) {
+  using L = Layout<kFormat>;
 #pragma unroll
-  for (int i = 0; i < C::kLoads; ++i) {
-    out->codes[i] = LoadStream(s.codes + (int64_t{chunk} * C::kLoads + i) * 512 + lane * 16);
+  for (int i = 0; i < L::kLoads; ++i) {
+    out->codes[i] =
+        *reinterpret_cast<const uint4*>(stage + chunk * L::kChunkBytes + i * 512 + lane * 16);
   }
   if (kFormat == WeightFormat::kNvfp4) {
-    out->scales = __ldg(reinterpret_cast<const uint2*>(s.scales + int64_t{chunk} * 64) + lane / 4);
+    out->scales =
+        *reinterpret_cast<const uint2*>(stage + L::kScaleOffset + chunk * 64 + lane / 4 * 8);
   }
-}
-
-// A fragment of k16 step `step` of a chunk.
-template <WeightFormat kFormat>
-__device__ __forceinline__ void Decode(const Chunk<kFormat>& chunk, int step, uint32_t (&a)[4]) {
-  if (kFormat == WeightFormat::kNvfp4) {
-    DecodeNvfp4(Word(chunk.codes[0], step), step < 2 ? chunk.scales.x : chunk.scales.y, step % 2,
-                a);
-  } else if (kFormat == WeightFormat::kFp8) {
-    const uint4& v = chunk.codes[step / 2 % Chunk<kFormat>::kLoads];
-    DecodeFp8(Word(v, step % 2 * 2), Word(v, step % 2 * 2 + 1), a);
-  } else {
-    const uint4& v = chunk.codes[step % Chunk<kFormat>::kLoads];
-    a[0] = v.x;
-    a[1] = v.y;
-    a[2] = v.z;
-    a[3] = v.w;
-  }
-}
-
-// A fragment of a k16 step of the last, short run: `first` is the run's first step, `length` its
-// steps.
-template <WeightFormat kFormat>
-__device__ __forceinline__ void DecodeTail(const Stream& s, int step, int leaf_steps, int lane,
-                                           uint32_t (&a)[4]) {
-  using C = Chunk<kFormat>;
-  const int first = step / C::kRun * C::kRun;
-  const int length = min(C::kRun, leaf_steps - first);
-  const uint8_t* p = s.codes + int64_t{first} * 32 * C::kStepBytes +
-                     (lane * length + step - first) * C::kStepBytes;
-  if (kFormat == WeightFormat::kNvfp4) {
-    const uint16_t scales = *reinterpret_cast<const uint16_t*>(
-        s.scales + int64_t{first} * 16 + (lane / 4 * length + step - first) * 2);
-    DecodeNvfp4(*reinterpret_cast<const uint32_t*>(p), scales, 0, a);
-  } else if (kFormat == WeightFormat::kFp8) {
-    const uint2 v = *reinterpret_cast<const uint2*>(p);
-    DecodeFp8(v.x, v.y, a);
-  } else {
-    const uint4 v = *reinterpret_cast<const uint4*>(p);
-    a[0] = v.x;
-    a[1] = v.y;
-    a[2] = v.z;
-    a[3] = v.w;
-  }
-}
-
-// Where segments of a leaf end and which scales they have.
-struct SegmentCursor {
-  int end_step;  // of the leaf
-  int weight_column;
-  int act_column;
-};
-
-__device__ __forceinline__ SegmentCursor SegmentAt(const GemmCudaProblem& p, int leaf, int step) {
-  const int leaf_k = static_cast<int>(p.leaf_k);
-  const int column = leaf * leaf_k + step * 16;
-  const int shard = leaf / p.splits;
-  const int shard_k = leaf_k * p.splits;
-  const int shard_begin = shard * shard_k;
-  int end = (leaf + 1) * leaf_k;
-  SegmentCursor c = {0, 0, 0};
-  if (p.weight_blocks) {
-    const int first = static_cast<int>(p.first_column);
-    const int block = (first + column) / 128;
-    c.weight_column = block - first / 128;
-    end = min(end, (block + 1) * 128 - first);
-  }
-  if (p.act_group != 0) {
-    const int group_k = static_cast<int>(p.act_group);
-    const int group = (column - shard_begin) / group_k;
-    c.act_column = shard * ((shard_k + group_k - 1) / group_k) + group;
-    end = min(end, shard_begin + (group + 1) * group_k);
-  }
-  c.end_step = (end - leaf * leaf_k) / 16;
-  return c;
-}
-
-__device__ __forceinline__ float ScaleAt(const GemmCudaProblem& p, int64_t index) {
-  if (p.scales_bf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(p.scales)[index]);
-  return static_cast<const float*>(p.scales)[index];
-}
-
-// The scale of a row's segment.
-__device__ __forceinline__ float WeightScale(const GemmCudaProblem& p, int64_t row, int column) {
-  if (p.scaling == WeightScaling::kTensor) {
-    // NVFP4 fragments hold 2^-8 of the values.
-    return p.format == WeightFormat::kNvfp4 ? __fmul_rn(p.tensor_scale, 256.0f) : p.tensor_scale;
-  }
-  if (row >= p.n) return 1.0f;
-  if (p.scaling == WeightScaling::kChannel) return ScaleAt(p, row);
-  int i = 0;
-  while (row >= p.block_rows[i].end) ++i;
-  const BlockRows& b = p.block_rows[i];
-  return ScaleAt(p, (b.scale_row + (row - b.begin + b.offset) / 128) * p.scale_columns + column);
-}
-
-// Multiplies the sums of a segment by their scales, the product of which is formed first.
-template <int kTokenBlocks>
-__device__ __forceinline__ void ScaleSums(const GemmCudaProblem& p, const SegmentCursor& segment,
-                                          int64_t row, int64_t token, float (&c)[kTokenBlocks][4]) {
-  if (p.scaling == WeightScaling::kNone) return;
-  const float low = WeightScale(p, row, segment.weight_column);
-  const float high = WeightScale(p, row + 8, segment.weight_column);
-#pragma unroll
-  for (int b = 0; b < kTokenBlocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float s0 = low, s1 = high;
-      if (p.act_scales != nullptr) {
-        const int64_t t = min(token + b * 8 + i, p.m - 1);
-        const float act = p.act_scales[t * p.act_scale_stride + segment.act_column];
-        s0 = __fmul_rn(act, s0);
-        s1 = __fmul_rn(act, s1);
-      }
-      c[b][i] = __fmul_rn(c[b][i], s0);
-      c[b][i + 2] = __fmul_rn(c[b][i + 2], s1);
-    }
-  }
-}
-
-// Four E4M3 codes as two pairs of bf16.
-__device__ __forceinline__ uint2 ExpandCodes(uint32_t w) {
-  uint2 v = {E4M3PairToBf16(__byte_perm(w, 0, 0x1404)), E4M3PairToBf16(__byte_perm(w, 0, 0x3424))};
-  const uint32_t nan = __vcmpeq4(w & 0x7f7f7f7fu, 0x7f7f7f7fu);
-  if (nan != 0) {
-    v.x |= __byte_perm(nan, 0, 0x1100) & 0x7fc07fc0u;
-    v.y |= __byte_perm(nan, 0, 0x3322) & 0x7fc07fc0u;
-  }
-  return v;
 }
 
 // Sixteen values of x as bf16, in the order of memory.
@@ -242,77 +96,35 @@ __device__ void StageActivations(const GemmCudaProblem& p, int64_t token, int to
   }
 }
 
-// v[0] = ((0+1)+(2+3))+((4+5)+(6+7)) of the first `count` values, a power of two.
-__device__ __forceinline__ float TreeSum(float (&v)[kMaxShards], int count) {
-#pragma unroll
-  for (int width = 1; width < kMaxShards; width *= 2) {
-    if (width >= count) break;
-#pragma unroll
-    for (int i = 0; i + width < kMaxShards; i += 2 * width) v[i] = __fadd_rn(v[i], v[i + width]);
-  }
-  return v[0];
-}
-
-// Joins the leaves of the cluster and writes this CTA's share of the outputs.
-__device__ void JoinLeaves(const GemmCudaProblem& p, float* sums, int64_t first_row, int rows,
-                           int64_t token, int tokens) {
-  cg::cluster_group cluster = cg::this_cluster();
-  const int rank = static_cast<int>(cluster.block_rank());
-  const int outs = p.keep_shards ? p.leaves / p.splits : 1;
-  const int leaves = p.leaves / outs;
-  const int count = rows * tokens;
-  for (int i = rank * blockDim.x + threadIdx.x; i < outs * count;
-       i += p.leaves * static_cast<int>(blockDim.x)) {
-    const int o = i / count;
-    const int e = i % count;
-    // Rows of one group and token follow each other.
-    const int row = e / (16 * tokens) * 16 + e % 16;
-    const int t = e / 16 % tokens;
-    if (first_row + row >= p.n) continue;
-    const int64_t at = (int64_t{row / 16} * tokens + t) * 16 + row % 16;
-    float v[kMaxShards] = {};
-#pragma unroll
-    for (int l = 0; l < kMaxShards; ++l) {
-      if (l < leaves) {
-        v[l] = p.leaves == 1 ? sums[at] : *cluster.map_shared_rank(sums + at, o * leaves + l);
-      }
-    }
-    const float sum = TreeSum(v, leaves);
-    const int64_t to = o * p.out_shard_stride + (token + t) * p.out_stride + first_row + row;
-    if (p.out_bf16) {
-      static_cast<__nv_bfloat16*>(p.out)[to] = __float2bfloat16_rn(sum);
-    } else {
-      static_cast<float*>(p.out)[to] = sum;
-    }
-  }
-}
-
 // The sums of one (group, leaf) while K ascends.
-template <WeightFormat kFormat, int kTokenBlocks, bool kSegmented>
+template <int kTokenBlocks, bool kSegmented>
 struct Accumulator {
   float c[kTokenBlocks][4];
   float sum[kSegmented ? kTokenBlocks : 1][4];
-  bool first;
+  SegmentScales<kTokenBlocks> scales;
   SegmentCursor segment;
+  bool first;
 
-  __device__ __forceinline__ void Start(const GemmCudaProblem& p, int leaf) {
-    Clear();
+  __device__ __forceinline__ void Start(const GemmCudaProblem& p, int leaf, int64_t row,
+                                        int64_t token) {
     first = true;
-    segment = SegmentAt(p, leaf, 0);
+    Begin(p, leaf, 0, row, token);
   }
-  __device__ __forceinline__ void Clear() {
+  __device__ __forceinline__ void Begin(const GemmCudaProblem& p, int leaf, int step, int64_t row,
+                                        int64_t token) {
 #pragma unroll
     for (int b = 0; b < kTokenBlocks; ++b) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) c[b][i] = 0.0f;
     }
+    segment = SegmentAt(p, leaf, step);
+    scales.Read(p, segment, row, token);
   }
   // After k16 step `done - 1`.
   __device__ __forceinline__ void EndStep(const GemmCudaProblem& p, int leaf, int leaf_steps,
                                           int done, int64_t row, int64_t token) {
-    if (!kSegmented) return;
-    if (done != segment.end_step) return;
-    ScaleSums(p, segment, row, token, c);
+    if (!kSegmented || done != segment.end_step) return;
+    scales.Apply(p, c);
 #pragma unroll
     for (int b = 0; b < kTokenBlocks; ++b) {
 #pragma unroll
@@ -322,13 +134,12 @@ struct Accumulator {
       }
     }
     first = false;
-    Clear();
-    if (done < leaf_steps) segment = SegmentAt(p, leaf, done);
+    if (done < leaf_steps) Begin(p, leaf, done, row, token);
   }
   // Writes the sum of the leaf: [token][16 rows] of the group.
-  __device__ __forceinline__ void Finish(const GemmCudaProblem& p, int64_t row, int64_t token,
-                                         int tokens, int lane, float* sums) {
-    if (!kSegmented) ScaleSums(p, segment, row, token, c);
+  __device__ __forceinline__ void Finish(const GemmCudaProblem& p, int tokens, int lane,
+                                         float* sums) {
+    if (!kSegmented) scales.Apply(p, c);
 #pragma unroll
     for (int b = 0; b < kTokenBlocks; ++b) {
 #pragma unroll
@@ -345,9 +156,9 @@ template <WeightFormat kFormat, int kTokenBlocks, bool kSegmented>
 __global__ void __launch_bounds__(kMaxThreads)
     GemmKernel(const __grid_constant__ GemmCudaProblem p, const __grid_constant__ GemmTile tile,
                bool aligned) {
-  using C = Chunk<kFormat>;
-  constexpr int kDepth = C::kDepth;
-  extern __shared__ __align__(16) uint8_t shared[];
+  using L = Layout<kFormat>;
+  constexpr int kStageSteps = L::kStageChunks * kChunkSteps;
+  extern __shared__ __align__(128) uint8_t shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int leaf = blockIdx.y;
@@ -357,30 +168,55 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int64_t all_groups = (p.n + 15) / 16;
   // Warps take neighbouring groups, in rounds.
   const int64_t first_group = int64_t{blockIdx.x} * tile.warps * tile.groups;
-  float* sums = reinterpret_cast<float*>(shared + (tile.phase_steps + 1) / 2 * tokens * 64);
+
+  // Shared memory: rings of the warps, their barriers, activations, sums.
+  uint8_t* ring = shared + warp * tile.stages * kGemmStageBytes;
+  uint64_t* barriers =
+      reinterpret_cast<uint64_t*>(shared + tile.warps * tile.stages * kGemmStageBytes);
+  uint8_t* activations = reinterpret_cast<uint8_t*>(barriers + tile.warps * tile.stages);
+  barriers += warp * tile.stages;
+  float* sums = reinterpret_cast<float*>(activations + (tile.phase_steps + 1) / 2 * tokens * 64);
 
   const auto stream_of = [&](int round) {
     const int64_t group = first_group + round * tile.warps + warp;
     const int64_t at = (group * p.leaves + leaf) * leaf_steps;
     Stream s;
-    s.codes = static_cast<const uint8_t*>(p.codes) + at * 32 * C::kStepBytes;
+    s.codes = static_cast<const uint8_t*>(p.codes) + at * 32 * L::kStepBytes;
     s.scales = static_cast<const uint8_t*>(p.block16_scales) + at * 16;
     return s;
   };
-  const auto rounds_left = [&](int round) {
-    return round < tile.groups && first_group + round * tile.warps + warp < all_groups;
-  };
+  int rounds = 0;
+  while (rounds < tile.groups && first_group + rounds * tile.warps + warp < all_groups) ++rounds;
 
   const int chunks = leaf_steps / kChunkSteps;
-  Chunk<kFormat> ring[kDepth];
-  Stream stream = {};
-  if (rounds_left(0)) {
-    stream = stream_of(0);
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      if (d < chunks) Load(stream, d, lane, &ring[d]);
+  const int stages = (chunks + L::kStageChunks - 1) / L::kStageChunks;  // of a round
+  // The next stage to be copied; lane 0 copies.
+  int copy_round = chunks > 0 ? 0 : rounds;
+  int copy_stage = 0;
+  Stream copy_stream = stream_of(0);
+  const auto copy_next = [&](int slot) {
+    if (copy_round >= rounds) return;
+    if (lane == 0) {
+      const int begin = copy_stage * L::kStageChunks;
+      CopyStage<kFormat>(copy_stream, begin, min(L::kStageChunks, chunks - begin),
+                         ring + slot * kGemmStageBytes, barriers + slot);
     }
+    if (++copy_stage == stages) {
+      copy_stage = 0;
+      copy_stream = stream_of(++copy_round);
+    }
+  };
+  if (lane == 0) {
+    for (int i = 0; i < tile.stages; ++i) BarrierInit(barriers + i, 1);
+    BarrierInitFence();
   }
+  __syncwarp();
+  for (int i = 0; i < tile.stages; ++i) copy_next(i);
+  LaunchDependents();
+  WaitForPrerequisites();
+  int slot = 0;
+  uint32_t parity = 0;
+
   // Lanes of missing tokens read the last one's; nothing is written for them.
   int offset[kTokenBlocks];
 #pragma unroll
@@ -390,27 +226,24 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int pair_bytes = tokens * 64;
   const bool one_phase = tile.phase_steps >= leaf_steps;
 
-  Accumulator<kFormat, kTokenBlocks, kSegmented> acc;
+  Accumulator<kTokenBlocks, kSegmented> acc;
   for (int round = 0; round < tile.groups; ++round) {
-    const bool active = rounds_left(round);
-    const bool more = rounds_left(round + 1);
-    Stream next = {};
-    if (more) next = stream_of(round + 1);
+    const bool active = round < rounds;
     const int64_t group = first_group + round * tile.warps + warp;
     const int64_t row = group * 16 + lane / 4;
     const int64_t lane_token = token + lane % 4 * 2;
-    acc.Start(p, leaf);
+    acc.Start(p, leaf, row, lane_token);
     for (int phase = 0; phase < leaf_steps; phase += tile.phase_steps) {
       const int phase_end = min(phase + tile.phase_steps, leaf_steps);
       if (!one_phase || round == 0) {
         if (phase > 0 || round > 0) __syncthreads();
         StageActivations(p, token, tokens, leaf * p.leaf_k + phase * 16, phase_end - phase, aligned,
-                         shared);
+                         activations);
         __syncthreads();
       }
       if (!active) continue;
       const auto multiply = [&](const uint32_t(&a)[4], int step) {
-        const uint8_t* b = shared + (step - phase) / 2 * pair_bytes + (step - phase) % 2 * 8;
+        const uint8_t* b = activations + (step - phase) / 2 * pair_bytes + (step - phase) % 2 * 8;
 #pragma unroll
         for (int i = 0; i < kTokenBlocks; ++i) {
           const uint2 v = *reinterpret_cast<const uint2*>(b + offset[i]);
@@ -418,43 +251,53 @@ __global__ void __launch_bounds__(kMaxThreads)
         }
         acc.EndStep(p, leaf, leaf_steps, step + 1, row, lane_token);
       };
-      // Whole chunks. A phase begins at a multiple of the ring's depth.
-      for (int base = phase / kChunkSteps; base * kChunkSteps + kChunkSteps <= phase_end;
-           base += kDepth) {
+      // Whole chunks. A phase is whole stages.
+      const uint8_t* pair = activations;
+      for (int step = phase; step + kChunkSteps <= phase_end; step += kStageSteps) {
+        const uint8_t* stage = ring + slot * kGemmStageBytes;
+        BarrierWait(barriers + slot, parity);
 #pragma unroll
-        for (int d = 0; d < kDepth; ++d) {
-          const int chunk = base + d;
-          if (chunk * kChunkSteps + kChunkSteps > phase_end) break;
-          if (kSegmented || kTokenBlocks > 2) {
-#pragma unroll
-            for (int s = 0; s < kChunkSteps; ++s) {
+        for (int c = 0; c < L::kStageChunks; ++c) {
+          const int first = step + c * kChunkSteps;
+          if (first + kChunkSteps > phase_end) break;
+          Chunk<kFormat> chunk;
+          ReadChunk(stage, c, lane, &chunk);
+          if (kSegmented) {
+#pragma unroll 1
+            for (int s = 0; s < kChunkSteps; s += 2) {
               uint32_t a[4];
-              Decode(ring[d], s, a);
-              multiply(a, chunk * kChunkSteps + s);
+              const uint4 v = s == 0 ? chunk.codes[0] : chunk.codes[L::kLoads - 1];
+              DecodeFp8(v.x, v.y, a);
+              multiply(a, first + s);
+              DecodeFp8(v.z, v.w, a);
+              multiply(a, first + s + 1);
             }
           } else {
 #pragma unroll
             for (int s = 0; s < kChunkSteps; s += 2) {
               uint32_t a0[4], a1[4];
-              Decode(ring[d], s, a0);
-              Decode(ring[d], s + 1, a1);
-              const uint8_t* b = shared + (chunk * kChunkSteps + s - phase) / 2 * pair_bytes;
+              Decode(chunk, s, a0);
+              Decode(chunk, s + 1, a1);
 #pragma unroll
               for (int i = 0; i < kTokenBlocks; ++i) {
-                const uint4 v = *reinterpret_cast<const uint4*>(b + offset[i]);
+                const uint4 v = *reinterpret_cast<const uint4*>(pair + offset[i]);
                 Mma(acc.c[i], a0, v.x, v.y);
                 Mma(acc.c[i], a1, v.z, v.w);
               }
+              pair += pair_bytes;
             }
           }
-          if (chunk + kDepth < chunks) {
-            Load(stream, chunk + kDepth, lane, &ring[d]);
-          } else if (more) {
-            Load(next, d, lane, &ring[d]);
-          }
+        }
+        // Every lane has read the stage.
+        __syncwarp();
+        copy_next(slot);
+        if (++slot == tile.stages) {
+          slot = 0;
+          parity ^= 1;
         }
       }
       if (phase_end == leaf_steps) {
+        const Stream stream = stream_of(round);
         for (int step = chunks * kChunkSteps; step < leaf_steps; ++step) {
           uint32_t a[4];
           DecodeTail<kFormat>(stream, step, leaf_steps, lane, a);
@@ -463,18 +306,13 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
     }
     if (active) {
-      acc.Finish(p, row, lane_token, tokens, lane,
-                 sums + int64_t{round * tile.warps + warp} * tokens * 16);
-      stream = next;
+      acc.Finish(p, tokens, lane, sums + int64_t{round * tile.warps + warp} * tokens * 16);
     }
   }
 
   const int rows =
       static_cast<int>(min(all_groups - first_group, int64_t{tile.warps} * tile.groups) * 16);
-  cg::this_cluster().sync();
   JoinLeaves(p, sums, first_group * 16, rows, token, tokens);
-  // Nobody leaves while others read its sums.
-  cg::this_cluster().sync();
 }
 
 template <WeightFormat kFormat, int kTokenBlocks, bool kSegmented>
@@ -486,9 +324,12 @@ LaunchStatus Launch(const GemmCudaProblem& p, const GemmTile& tile, cudaStream_t
   if (error != cudaSuccess) return static_cast<LaunchStatus>(error);
   const int64_t rows = int64_t{tile.warps} * tile.groups * 16;
   const int64_t tokens = kTokenBlocks * 8;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
+  // Weights are fetched while the kernel before ends.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim =
       dim3(static_cast<unsigned>((p.n + rows - 1) / rows), static_cast<unsigned>(p.leaves),
@@ -496,8 +337,8 @@ LaunchStatus Launch(const GemmCudaProblem& p, const GemmTile& tile, cudaStream_t
   config.blockDim = dim3(static_cast<unsigned>(tile.warps) * 32);
   config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   const int64_t unit = p.x_codes ? 1 : 2;
   const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.x_stride * unit % 16 == 0;
   error = cudaLaunchKernelEx(&config, kernel, p, tile, aligned);
@@ -511,10 +352,8 @@ LaunchStatus LaunchTokens(const GemmCudaProblem& p, const GemmTile& tile, cudaSt
       return Launch<kFormat, 1, kSegmented>(p, tile, stream);
     case 2:
       return Launch<kFormat, 2, kSegmented>(p, tile, stream);
-    case 4:
-      return Launch<kFormat, 4, kSegmented>(p, tile, stream);
     default:
-      return Launch<kFormat, 8, kSegmented>(p, tile, stream);
+      return Launch<kFormat, 4, kSegmented>(p, tile, stream);
   }
 }
 
@@ -523,7 +362,7 @@ LaunchStatus LaunchTokens(const GemmCudaProblem& p, const GemmTile& tile, cudaSt
 LaunchStatus LaunchGemm(const GemmCudaProblem& p, const GemmTile& tile, void* stream) {
   if (p.m == 0 || p.n == 0) return LaunchStatus::kOk;
   cudaStream_t s = static_cast<cudaStream_t>(stream);
-  const bool segmented = p.weight_blocks || (p.act_group != 0 && p.act_group < p.leaf_k * p.splits);
+  const bool segmented = IsSegmented(p);
   switch (p.format) {
     case WeightFormat::kNvfp4:
       return LaunchTokens<WeightFormat::kNvfp4, false>(p, tile, s);

@@ -47,11 +47,15 @@ struct GemmCudaProblem {
   int64_t out_shard_stride = 0;
 };
 
+// Weights on their way to a warp pass through a ring of stages in shared memory.
+constexpr int kGemmStageBytes = 2048 + 256;
+
 // How a launch is cut. Nothing of it may change a bit of the result.
 struct GemmTile {
-  int token_blocks = 1;  // of 8 tokens each, per CTA: 1, 2, 4 or 8
+  int token_blocks = 1;  // of 8 tokens each, per CTA: 1, 2 or 4
   int warps = 4;         // per CTA: 4 or 8; each takes one group of 16 rows at a time
   int groups = 1;        // groups per warp, one after the other
+  int stages = 4;        // of a warp's ring of weights: 2 to 4
   int phase_steps = 16;  // k16 steps of activations held in shared memory: all, or a multiple of 16
 };
 
@@ -63,28 +67,92 @@ struct GemmShape {
   int64_t leaf_steps = 0;  // k16 steps of a leaf
 };
 
-// Shared memory of a CTA: activations of a phase, and the sums of its rows.
+// Shared memory of a CTA: rings of weights, activations of a phase, and the sums of its rows.
 inline int64_t GemmSharedBytes(const GemmTile& tile, int64_t m) {
   const int64_t tokens = std::min<int64_t>(m, tile.token_blocks * 8);
   const int64_t pairs = (tile.phase_steps + 1) / 2;
-  return pairs * tokens * 64 + int64_t{tile.warps} * tile.groups * tile.token_blocks * 512;
+  return tile.warps * tile.stages * (kGemmStageBytes + 8) + pairs * tokens * 64 +
+         int64_t{tile.warps} * tile.groups * tile.token_blocks * 512;
 }
 
+// The tile with the least work on the busiest SM, counted in k16 steps of a warp.
 inline GemmTile ChooseGemmTile(const GemmShape& shape) {
+  constexpr int64_t kSms = 132;
+  constexpr int64_t kSharedBytes = 227 << 10;  // of a CTA; of all CTAs of an SM a little more
   constexpr int64_t kWholeLeafBytes = 96 << 10;
   constexpr int64_t kPhaseBytes = 48 << 10;
-  GemmTile tile;
-  tile.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : shape.m <= 32 ? 4 : 8;
-  const int64_t tokens = std::min<int64_t>(shape.m, tile.token_blocks * 8);
+  constexpr int64_t kCtaSteps = 64;    // that starting and ending a CTA is worth
+  constexpr int64_t kWaveSteps = 512;  // the same of a wave of CTAs
+  GemmTile base;
+  base.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : 4;
+  base.stages = 2;
+  const int64_t tokens = std::min<int64_t>(shape.m, base.token_blocks * 8);
   const int64_t step_bytes = tokens * 32;
-  if (shape.leaf_steps * step_bytes <= kWholeLeafBytes) {
-    tile.phase_steps = static_cast<int>(shape.leaf_steps);
-  } else {
-    tile.phase_steps = static_cast<int>(std::max<int64_t>(16, kPhaseBytes / step_bytes / 16 * 16));
+  const bool whole = shape.leaf_steps * step_bytes <= kWholeLeafBytes;
+  base.phase_steps = static_cast<int>(
+      whole ? shape.leaf_steps : std::max<int64_t>(16, kPhaseBytes / step_bytes / 16 * 16));
+  const int64_t groups = (shape.n + 15) / 16;
+  const int64_t token_tiles = (shape.m + base.token_blocks * 8 - 1) / (base.token_blocks * 8);
+  GemmTile best;
+  int64_t best_cost = INT64_MAX;
+  for (int warps : {8, 4}) {
+    for (int per_warp = 1; per_warp <= (whole ? 6 : 1); ++per_warp) {
+      GemmTile tile = base;
+      tile.warps = warps;
+      tile.groups = per_warp;
+      const int64_t bytes = GemmSharedBytes(tile, shape.m);
+      if (bytes > kSharedBytes) continue;
+      const int64_t rows = int64_t{warps} * per_warp;
+      const int64_t ctas = (groups + rows - 1) / rows * shape.leaves * token_tiles;
+      const int64_t per_sm = (ctas + kSms - 1) / kSms;
+      const int64_t resident = std::max<int64_t>(
+          1, std::min(kSharedBytes / (bytes + 1024), int64_t{24} / base.token_blocks * 4 / warps));
+      const int64_t waves = (per_sm + resident - 1) / resident;
+      const int64_t cost = per_sm * (rows * shape.leaf_steps + kCtaSteps) + waves * kWaveSteps;
+      if (cost < best_cost) {
+        best_cost = cost;
+        best = tile;
+      }
+    }
   }
-  tile.warps = tokens > 8 ? 8 : 4;
-  return tile;
+  return best;
 }
+
+// Whether a leaf may have more than one segment.
+inline bool IsSegmented(const GemmCudaProblem& p) {
+  return p.weight_blocks || (p.act_group != 0 && p.act_group < p.leaf_k * p.splits);
+}
+
+// Which instructions multiply. All kernels give the same bits wherever they can run.
+enum class GemmKernel {
+  kFewTokens,   // of warps
+  kSomeTokens,  // of warpgroups, a CTA per leaf
+  kManyTokens,  // of warpgroups, a CTA for all leaves
+};
+constexpr int kGemmWgmmaCtas = 132;  // that stay, with many tokens
+
+// Whether warpgroups can multiply: x in rows of 16 bytes, segments of whole chunks of 64 columns.
+inline bool CanRunGemmWgmma(const GemmCudaProblem& p) {
+  const int64_t unit = p.x_codes ? 1 : 2;
+  const bool aligned = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.x_stride * unit % 16 == 0;
+  const bool chunks =
+      !IsSegmented(p) || (p.leaf_k % 64 == 0 && p.first_column % 64 == 0 && p.act_group % 64 == 0);
+  return aligned && chunks;
+}
+// The fastest kernel that a shape may have.
+inline GemmKernel ChooseGemmKernel(const GemmShape& shape) {
+  if (shape.m <= 32) return GemmKernel::kFewTokens;
+  const int64_t tiles = (shape.n + 255) / 256 * ((shape.m + 127) / 128);
+  return shape.m > 64 && tiles >= 48 ? GemmKernel::kManyTokens : GemmKernel::kSomeTokens;
+}
+// F32 of scratch with many tokens: sums of subtrees of more than one leaf, per CTA.
+inline int64_t GemmWgmmaScratch(const GemmShape& shape) {
+  return shape.leaves > 2 ? int64_t{kGemmWgmmaCtas} * 2 * 256 * 128 : 0;
+}
+
+// By warpgroups. `expanded`: BF16 [m, k] for codes, else unused.
+LaunchStatus LaunchGemmWgmma(const GemmCudaProblem& problem, GemmKernel kernel, void* expanded,
+                             float* scratch, void* stream);
 
 // Enqueues the product; nothing is allocated. The tile fits the device's shared memory.
 LaunchStatus LaunchGemm(const GemmCudaProblem& problem, const GemmTile& tile, void* stream);

@@ -17,12 +17,12 @@ TEST(ChooseGemmTileTest, FitsEveryShape) {
             const auto text = [&] {
               return ::testing::Message() << n << " " << leaf_steps << " " << leaves << " " << m;
             };
-            EXPECT_TRUE(tile.token_blocks == 1 || tile.token_blocks == 2 ||
-                        tile.token_blocks == 4 || tile.token_blocks == 8)
+            EXPECT_TRUE(tile.token_blocks == 1 || tile.token_blocks == 2 || tile.token_blocks == 4)
                 << text();
-            EXPECT_TRUE(tile.token_blocks == 8 || tile.token_blocks * 8 >= m) << text();
+            EXPECT_TRUE(tile.token_blocks == 4 || tile.token_blocks * 8 >= m) << text();
             EXPECT_TRUE(tile.warps == 4 || tile.warps == 8) << text();
             EXPECT_GE(tile.groups, 1) << text();
+            EXPECT_TRUE(tile.stages >= 2 && tile.stages <= 4) << text();
             EXPECT_TRUE(tile.phase_steps == leaf_steps || tile.phase_steps % 16 == 0) << text();
             // A CTA of an H200 can have 227 KiB.
             EXPECT_LE(GemmSharedBytes(tile, m), 227 << 10) << text();
@@ -31,6 +31,17 @@ TEST(ChooseGemmTileTest, FitsEveryShape) {
       }
     }
   }
+}
+
+TEST(ChooseGemmKernelTest, FollowsTheTokens) {
+  const auto choose = [](int64_t n, int64_t m) {
+    return ChooseGemmKernel({WeightFormat::kNvfp4, n, m, 4, 80});
+  };
+  EXPECT_EQ(choose(34816, 1), GemmKernel::kFewTokens);
+  EXPECT_EQ(choose(34816, 64), GemmKernel::kSomeTokens);
+  EXPECT_EQ(choose(34816, 8192), GemmKernel::kManyTokens);
+  // Too few tiles to fill the device: the leaves do.
+  EXPECT_EQ(choose(5120, 128), GemmKernel::kSomeTokens);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ PairPlace PairOf(int64_t lane, int pair) {
 }
 
 // Bits of a code within a 16-bit half, lowest first; the last one is the sign.
-constexpr int kNvfp4Bits[4][4] = {{6, 7, 8, 15}, {3, 4, 5, 12}, {0, 1, 2, 9}, {10, 11, 13, 14}};
+constexpr int kNvfp4Bits[4][4] = {{6, 7, 8, 15}, {3, 4, 5, 14}, {0, 1, 2, 9}, {10, 11, 12, 13}};
 constexpr int kFp8Bits[2][8] = {{4, 5, 6, 7, 8, 9, 10, 15}, {0, 1, 2, 3, 12, 13, 14, 11}};
 
 // The word, half and bits of element e (0, 1) of a pair within a lane's step.

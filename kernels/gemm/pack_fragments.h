@@ -9,7 +9,7 @@
 // Lane l has rows g = l / 4 and g + 8, and columns 2 (l % 4) + {0, 1} and those + 8: pairs
 // (row g, low), (g + 8, low), (g, high), (g + 8, high). BF16 pairs are words; in other formats bits
 // of the pairs interleave in each 16-bit half of a word, even columns in the low half:
-//   NVFP4  sign, magnitude at bits 15, 8..6 | 12, 5..3 | 9, 2..0 | 14, 13 11 10 of pairs 0..3
+//   NVFP4  sign, magnitude at bits 15, 8..6 | 14, 5..3 | 9, 2..0 | 13, 12..10 of pairs 0..3
 //   FP8    sign, magnitude at bits 15, 10..4 | 11, 14..12 3..0 of two pairs per word
 // The block scales of NVFP4 are bytes of 5 exponent and 3 fraction bits, biased by 10 (they are
 // never negative), 16 per k16 step: a run holds for each g the bytes of rows (g, g + 8) of each of

@@ -333,15 +333,28 @@ TEST(Nvfp4VectorTest, CutsInsideABlockAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("multiples of 16")));
 }
 
-TEST(LinearVariantsTest, OtherDtypesAndDevicesAreRefused) {
+// What CUDA cannot multiply is refused when it is loaded, with or without a device.
+TEST(LinearVariantsTest, CudaRefusesF32AndOddColumns) {
+  StoredLinear s = MakeStoredLinear(WeightScheme::kBF16, 16, 32);
+  s.AddFloats("weight", DType::kF32, {16, 32}, std::vector<float>(16 * 32));
+  const std::unique_ptr<Checkpoint> f32 = s.Write();
+  WeightStore store(f32.get(), DeviceType::kCuda, 0, 1, nullptr, nullptr);
+  const auto code = absl::StatusCode::kFailedPrecondition;
+  EXPECT_THAT(LinearMethodFor(WeightScheme::kBF16)
+                  .Prepare(s.scheme, WholeShard(s), ActivationQuant::kNone, &store),
+              StatusIs(code, HasSubstr("m [16, 32]: on cuda weights are BF16, FP8 or NVFP4")));
+  s = MakeStoredLinear(WeightScheme::kBF16, 16, 40);
+  const std::unique_ptr<Checkpoint> odd = s.Write();
+  WeightStore odd_store(odd.get(), DeviceType::kCuda, 0, 1, nullptr, nullptr);
+  EXPECT_THAT(LinearMethodFor(WeightScheme::kBF16)
+                  .Prepare(s.scheme, WholeShard(s), ActivationQuant::kNone, &odd_store),
+              StatusIs(code, HasSubstr("multiples of 16, a virtual shard has 40")));
+}
+
+TEST(LinearVariantsTest, OtherDtypesAreRefused) {
   for (WeightScheme weight :
        {WeightScheme::kBF16, WeightScheme::kNvfp4, WeightScheme::kFp8Channel}) {
     StoredLinear s = MakeStoredLinear(weight, 16, 32);
-    const std::unique_ptr<Checkpoint> good = s.Write();
-    WeightStore cuda(good.get(), DeviceType::kCuda, 0, 1, nullptr, nullptr);
-    EXPECT_THAT(
-        LinearMethodFor(weight).Prepare(s.scheme, WholeShard(s), ActivationQuant::kNone, &cuda),
-        StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("m: this build packs")));
     StoredLinear::Tensor& t = s.tensors["weight"];
     t.dtype = DType::kBool;
     if (weight == WeightScheme::kBF16) t.shape.push_back(2);

@@ -5,6 +5,7 @@
 // Usage: gemm_cuda_bench [--m=1,16] [--shape=gate_up] [--format=nvfp4] [--sweep] [--no-peer]
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <string>
@@ -140,7 +141,26 @@ double PeerUs(CublasLt* lt, const Shape2& s, int64_t m) {
   return best;
 }
 
-double OursUs(const Weights& w, const Format& f, int64_t m, const GemmTile* tile, GemmTile* used) {
+std::string TileText(const GemmTile& t) {
+  return absl::StrCat(t.token_blocks, "x", t.warps, "x", t.groups, "s", t.stages, "/",
+                      t.phase_steps);
+}
+
+double WgmmaUs(const Weights& w, int64_t m, int calls, GemmKernel kernel,
+               const std::function<GemmCudaProblem(int)>& problem) {
+  static void* scratch = RandomBytes(int64_t{kGemmWgmmaCtas} * 2 * 256 * 128 * 4, Fill::kCodes, 1);
+  static std::map<int64_t, void*> buffers;
+  void*& expanded = buffers[m * w.copies[0].k];
+  if (expanded == nullptr) expanded = RandomBytes(m * w.copies[0].k * 2, Fill::kCodes, 2);
+  return TimeInGraph(calls, [&](int i, void* stream) {
+    CHECK(LaunchGemmWgmma(problem(i), kernel, expanded, static_cast<float*>(scratch), stream) ==
+          LaunchStatus::kOk);
+  });
+}
+
+// By that kernel, if of few tokens with the tile given or that of Gemm: `used` says which.
+double OursUs(const Weights& w, const Format& f, int64_t m, GemmKernel kernel, const GemmTile* tile,
+              std::string* used) {
   const GemmWeight& first = w.copies[0];
   static std::map<int64_t, void*> inputs, outputs;
   void*& x = inputs[m * first.k];
@@ -156,46 +176,60 @@ double OursUs(const Weights& w, const Format& f, int64_t m, const GemmTile* tile
     return MakeGemmCudaProblem(w.copies[static_cast<size_t>(i) % w.copies.size()], xv,
                                f.act_codes ? &scales : nullptr, ov);
   };
-  *used = tile != nullptr ? *tile : ChooseGemmTile(ShapeOf(problem(0)));
+  const GemmShape shape = ShapeOf(problem(0));
+  if (tile == nullptr && kernel != GemmKernel::kFewTokens && CanRunGemmWgmma(problem(0))) {
+    *used = kernel == GemmKernel::kSomeTokens ? "some" : "many";
+    return WgmmaUs(w, m, calls, kernel, problem);
+  }
+  const GemmTile t = tile != nullptr ? *tile : ChooseGemmTile(shape);
+  *used = TileText(t);
   return TimeInGraph(calls, [&](int i, void* stream) {
-    CHECK(LaunchGemm(problem(i), *used, stream) == LaunchStatus::kOk);
+    CHECK(LaunchGemm(problem(i), t, stream) == LaunchStatus::kOk);
   });
-}
-
-std::string TileText(const GemmTile& t) {
-  return absl::StrCat(t.token_blocks, "x", t.warps, "x", t.groups, "/", t.phase_steps);
 }
 
 void Bench(const Options& o, const Shape2& s, const Format& f, CublasLt* lt) {
   const Weights w = MakeWeights(s, f);
   const double read = StreamReadUs(w.bytes / 16 * 16);
   for (int64_t m : o.m) {
-    GemmTile tile;
-    const double us = OursUs(w, f, m, nullptr, &tile);
+    std::string tile_text;
+    const int leaves = static_cast<int>(w.copies[0].shards * w.copies[0].splits);
+    const GemmShape shape = {f.format, s.n, m, leaves, s.k / leaves / 16};
+    const double us = OursUs(w, f, m, ChooseGemmKernel(shape), nullptr, &tile_text);
     const double peer = lt == nullptr ? 0 : PeerUs(lt, s, m);
     std::cout << absl::StrFormat(
                      R"({"op":"%s","format":"%s","n":%d,"k":%d,"m":%d,"us":%.2f,"bytes":%d,)"
                      R"("read_us":%.2f,"read_ratio":%.3f,"tflops":%.1f,"cublaslt_us":%.2f,)"
                      R"("cublaslt_over_ours":%.3f,"tile":"%s"})",
                      s.name, f.name, s.n, s.k, m, us, w.bytes, read, read / us,
-                     2e-6 * static_cast<double>(s.n * s.k * m) / us, peer, peer / us,
-                     TileText(tile))
+                     2e-6 * static_cast<double>(s.n * s.k * m) / us, peer, peer / us, tile_text)
               << std::endl;
     if (!o.sweep) continue;
     std::vector<std::pair<double, std::string>> results;
+    const GemmTile tile = ChooseGemmTile(shape);
+    for (const GemmKernel kernel : {GemmKernel::kSomeTokens, GemmKernel::kManyTokens}) {
+      std::string used;
+      if (m < 8) continue;
+      const double kernel_us = OursUs(w, f, m, kernel, nullptr, &used);
+      results.emplace_back(kernel_us, used);
+    }
     for (int warps : {4, 8}) {
       for (int groups : {1, 2, 3, 4, 5, 6, 8}) {
-        GemmTile t = tile;
-        t.warps = warps;
-        t.groups = groups;
-        if (GemmSharedBytes(t, m) > 220 << 10) continue;
-        GemmTile used;
-        results.emplace_back(OursUs(w, f, m, &t, &used), TileText(t));
+        for (int stages : {2, 3, 4}) {
+          GemmTile t = tile;
+          t.warps = warps;
+          t.groups = groups;
+          t.stages = stages;
+          if (GemmSharedBytes(t, m) > 220 << 10) continue;
+          std::string used;
+          const double tile_us = OursUs(w, f, m, GemmKernel::kFewTokens, &t, &used);
+          results.emplace_back(tile_us, used);
+        }
       }
     }
     std::sort(results.begin(), results.end());
     std::cout << "  sweep:";
-    for (size_t i = 0; i < results.size(); ++i) {
+    for (size_t i = 0; i < std::min<size_t>(results.size(), 8); ++i) {
       std::cout << " " << results[i].second << "=" << absl::StrFormat("%.2f", results[i].first);
     }
     std::cout << std::endl;

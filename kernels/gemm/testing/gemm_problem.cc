@@ -52,10 +52,11 @@ std::vector<GemmCase> GemmCases() {
       {"fp8_block", F::kFp8, S::kBlock128, 300, 2304, 1, 0, true},
       {"fp8_block_rows", F::kFp8, S::kBlock128, 150, 8 * 48, 8, 0},
       {"fp8_block_w8a8", F::kFp8, S::kBlock128, 150, 400, 1, 128, true},
+      {"fp8_block_w8a8_rows_384", F::kFp8, S::kBlock128, 280, 8 * 384, 8, 128},
       // Shards of 160: activation groups 128 + 32, weight blocks cut elsewhere.
       {"fp8_block_w8a8_rows", F::kFp8, S::kBlock128, 40, 1280, 8, 128},
-      // Splits of 544 cut both kinds of blocks.
-      {"fp8_block_w8a8_splits", F::kFp8, S::kBlock128, 20, 1088, 1, 128},
+      // Splits of 576 cut both kinds of blocks.
+      {"fp8_block_w8a8_splits", F::kFp8, S::kBlock128, 20, 1152, 1, 128},
   };
 }
 
