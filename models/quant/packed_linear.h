@@ -56,7 +56,8 @@ class PackedLinearBuilder {
   GemmWeight& weight() { return weight_; }
   // The tensor `{module}.{suffix}` (of a stack: the stack), marked as used. NotFound names it.
   absl::StatusOr<const TensorInfo*> Use(const std::string& suffix);
-  // Marks `{module}.{suffix}` as used if it is there, without reading it.
+  // Marks `{module}.{suffix}` as used if it is there, without reading it: what no computation uses
+  // may hold anything.
   void Ignore(const std::string& suffix);
 
   // Packs the shard's rows and columns of a tensor stored as [n, k / k_per_unit] units of the
@@ -64,10 +65,12 @@ class PackedLinearBuilder {
   // units: DataLoss names tensor and index.
   absl::StatusOr<const void*> PlaceUnits(const TensorInfo& tensor, int64_t k_per_unit,
                                          bool (*is_bad)(const uint8_t*), const char* bad_text);
-  // One scale per row of the shard, F32 or BF16, stored as [n] or [n, 1].
-  absl::Status PlaceChannelScales(const TensorInfo& tensor);
-  // The 128 x 128 block scales that cover the shard, F32 or BF16, stored as [R, C] or [R, 1, C, 1].
-  absl::Status PlaceBlockScales(const TensorInfo& tensor);
+  // One scale per row of the shard, F32 or BF16, stored as [n] or [n, 1]. `codes` is the placed FP8
+  // tensor [n, k]: DataLoss names a zero scale whose codes are not zeros.
+  absl::Status PlaceChannelScales(const TensorInfo& tensor, const TensorInfo& codes);
+  // The 128 x 128 block scales that cover the shard, F32 or BF16, stored as [R, C] or [R, 1, C, 1];
+  // `codes` as above.
+  absl::Status PlaceBlockScales(const TensorInfo& tensor, const TensorInfo& codes);
   // A number stored as [] or [1], F32 or BF16; DataLoss unless finite and not negative.
   absl::StatusOr<float> PlaceScalar(const TensorInfo& tensor);
 
