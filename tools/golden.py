@@ -13,6 +13,7 @@ that differ in the tensor-parallel size alone must be equal. Exit code 5 when an
 import argparse
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -32,9 +33,10 @@ def golden_rows(options, folder, activations, tp):
     lines, errors, code = lockstep(
         options, "golden", "--model", str(folder), "--tp", str(tp), "--activations", activations)
     if code not in (WITHIN, OUT_OF_BOUNDS):
-        illegal = "legal: " in errors
-        print(f"{folder.name:<36} {'':<11} {activations:<4} {tp:>2}  {errors.splitlines()[-1]}", flush=True)
-        return {}, illegal
+        illegal = re.search(r"is not legal .*(legal: [0-9, ]+)", errors)
+        told = f"not legal; {illegal.group(1)}" if illegal else errors
+        print(f"{folder.name:<36} {'':<11} {activations:<4} {tp:>2}  {told}", flush=True)
+        return {}, illegal is not None
     digests, good = {}, True
     for name in dict.fromkeys(line["set"] for line in lines):
         mine = [line for line in lines if line["set"] == name]
@@ -84,8 +86,11 @@ def perplexity(options, folder, reference):
                 options, "perplexity", "--model", str(folder), "--tp", tp, "--text",
                 str(pathlib.Path(options.perplexity).parent / row["file"]), "--first-tokens",
                 str(row["first_tokens"]), "--expected", repr(row["perplexity"]))
-            result = json.dumps(lines[0]) if lines else errors
-            print(f"{folder.name:<36} perplexity f32  {tp:>2}  {result}", flush=True)
+            result = errors
+            if lines:
+                result = "{perplexity:.6f} over {tokens} tokens, expected {expected:.6f}".format(**lines[0])
+                result += "  ok" if code == WITHIN else "  OUT OF BOUNDS"
+            print(f"{folder.name:<36} perplexity  f32  {tp:>2}  {result}", flush=True)
             good = good and code == WITHIN
         return good
     return True
