@@ -25,7 +25,7 @@ class HealthServiceImpl::Watcher final : public grpc::ServerWriteReactor<grpc::B
   void Update() {
     Action action;
     {
-      MutexLock lock(&service_->mutex_);
+      absl::MutexLock lock(&service_->mutex_);
       action = Next();
     }
     if (action == Action::kWrite) StartWrite(&current_);
@@ -33,14 +33,14 @@ class HealthServiceImpl::Watcher final : public grpc::ServerWriteReactor<grpc::B
   }
   void OnWriteDone(bool) override {
     {
-      MutexLock lock(&service_->mutex_);
+      absl::MutexLock lock(&service_->mutex_);
       writing_ = false;
     }
     Update();
   }
   void OnCancel() override {
     {
-      MutexLock lock(&service_->mutex_);
+      absl::MutexLock lock(&service_->mutex_);
       if (end_.ok()) end_ = absl::CancelledError("the client ended the watch");
     }
     Update();
@@ -48,7 +48,7 @@ class HealthServiceImpl::Watcher final : public grpc::ServerWriteReactor<grpc::B
   void OnDone() override {
     // Freed after the mutex is released, unless TellWatchers still holds it.
     std::shared_ptr<Watcher> self;
-    MutexLock lock(&service_->mutex_);
+    absl::MutexLock lock(&service_->mutex_);
     for (const auto& watcher : service_->watchers_) {
       if (watcher.get() == this) self = watcher;
     }
@@ -96,7 +96,7 @@ HealthServiceImpl::State HealthServiceImpl::StateOf(const std::string& name) con
 
 void HealthServiceImpl::Set(const std::string& name, bool serving) {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     states_[name] = serving ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
   }
   TellWatchers();
@@ -104,7 +104,7 @@ void HealthServiceImpl::Set(const std::string& name, bool serving) {
 
 void HealthServiceImpl::Shutdown() {
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     shut_down_ = true;
   }
   TellWatchers();
@@ -113,7 +113,7 @@ void HealthServiceImpl::Shutdown() {
 void HealthServiceImpl::TellWatchers() {
   std::vector<std::shared_ptr<Watcher>> watchers;
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     watchers.assign(watchers_.begin(), watchers_.end());
   }
   for (const auto& watcher : watchers) watcher->Update();
@@ -125,7 +125,7 @@ grpc::ServerUnaryReactor* HealthServiceImpl::Check(grpc::CallbackServerContext* 
   return HandleUnary<HealthCheckRequest, HealthCheckResponse>(
       context, request, response, [this](const auto& in, auto* out) {
         {
-          MutexLock lock(&mutex_);
+          absl::MutexLock lock(&mutex_);
           out->set_status(StateOf(in.service()));
         }
         if (out->status() != HealthCheckResponse::SERVICE_UNKNOWN) return absl::OkStatus();
@@ -142,7 +142,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* HealthServiceImpl::Watch(
   absl::Status status = ReadMessage(*request, &message);
   auto watcher = std::make_shared<Watcher>(this, std::move(status), message.service());
   {
-    MutexLock lock(&mutex_);
+    absl::MutexLock lock(&mutex_);
     watchers_.insert(watcher);
   }
   watcher->Update();

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "grpcpp/grpcpp.h"
-#include "kernels/base/mutex.h"
 #include "proto/health.grpc.pb.h"
 
 namespace lockstep {
@@ -44,7 +44,7 @@ class HealthServiceImpl final : public internal::HealthServiceBase {
   // Lets the watchers see what has changed.
   void TellWatchers() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  mutable Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::map<std::string, State> states_ ABSL_GUARDED_BY(mutex_);
   std::set<std::shared_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mutex_);  // until their OnDone
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
