@@ -19,8 +19,6 @@ constexpr int64_t kSnapshotBytes = 512 * kMiB;
 // Rows of logits that a step may give: at least one per sequence, some more for replays.
 constexpr int64_t kLogitRows = 64;
 
-int64_t BlocksOf(int64_t tokens) { return (tokens + kBlockPositions - 1) / kBlockPositions; }
-
 template <typename Get>
 int64_t Largest(const std::vector<LoadModelResult>& results, const Get& get) {
   int64_t largest = 0;
@@ -92,20 +90,20 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityRequest& request,
   capacity.max_context = request.max_model_len > 0 ? request.max_model_len : model_context;
   const int64_t budget = request.kv_cache_mb > 0 ? request.kv_cache_mb * kMiB : kDefaultKvBytes;
   const int64_t affordable = budget / block_bytes;
-  const int64_t wanted = capacity.slots * BlocksOf(capacity.max_context);
+  const int64_t wanted = capacity.slots * BlocksFor(capacity.max_context);
   capacity.kv_blocks =
       request.max_kv_blocks > 0 ? request.max_kv_blocks : std::min(wanted, affordable);
-  if (request.max_kv_blocks == 0 && affordable < BlocksOf(capacity.max_context)) {
+  if (request.max_kv_blocks == 0 && affordable < BlocksFor(capacity.max_context)) {
     if (request.max_model_len > 0 || affordable == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("a context of ", capacity.max_context, " tokens needs ",
-                       (BlocksOf(capacity.max_context) * block_bytes + kMiB - 1) / kMiB,
+                       (BlocksFor(capacity.max_context) * block_bytes + kMiB - 1) / kMiB,
                        " MiB of key-value cache per rank, more than ", budget / kMiB,
                        " MiB; raise --kv-cache-mb or lower --max-model-len"));
     }
     capacity.max_context = affordable * kBlockPositions;
   }
-  capacity.max_sequence_blocks = BlocksOf(capacity.max_context);
+  capacity.max_sequence_blocks = BlocksFor(capacity.max_context);
   capacity.snapshots = std::min(request.max_snapshots, kSnapshotBytes / snapshot_bytes);
   capacity.kv_bytes = capacity.kv_blocks * block_bytes;
   return capacity;

@@ -128,17 +128,18 @@ class Coordinator::Impl : public ServingBackend {
   void Stop() {
     if (stopped_.exchange(true)) return;
     draining_ = true;
-    if (monitor_.joinable()) monitor_.join();
+    // Before the monitor, which may be waiting for a worker that does not answer.
     if (Engine* engine = EngineOrNull()) {
       engine->Stop(
           WithReason(absl::StatusCode::kUnavailable, "the server is stopping", "DRAINING"));
     }
-    if (server_ != nullptr) {
-      server_->SetReady(false);
-      server_->SetHealth("liveness", false);
-      server_->Shutdown(absl::Now() + kLastWrites);
-    }
+    EndCalls();
+    if (monitor_.joinable()) monitor_.join();
     if (group_ != nullptr && EngineOrNull() != nullptr) group_->Shutdown();
+  }
+
+  void EndCalls() {
+    if (server_ != nullptr) server_->Shutdown(absl::Now() + kLastWrites);
   }
 
   std::string Describe() const {
@@ -216,6 +217,10 @@ class Coordinator::Impl : public ServingBackend {
   int port() const { return server_->port(); }
 
  private:
+  std::string ServedName() const {
+    return options_.served_model_name.empty() ? LastPart(options_.model_path)
+                                              : options_.served_model_name;
+  }
   absl::Status LoadSteps();
   // The tokenizer of the model, or nothing when the checkpoint has none.
   absl::StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer() const;
@@ -288,8 +293,7 @@ std::shared_ptr<const ServedModel> Coordinator::Impl::MakeModel(
     const std::vector<LoadModelResult>& results, std::shared_ptr<const Tokenizer> tokenizer) const {
   const LoadModelResult& first = results[0];
   auto model = std::make_shared<ServedModel>();
-  model->name = options_.served_model_name.empty() ? LastPart(options_.model_path)
-                                                   : options_.served_model_name;
+  model->name = ServedName();
   model->aliases = options_.model_aliases;
   model->architecture = first.architecture();
   model->quantization = first.quantization();
@@ -343,6 +347,8 @@ absl::Status Coordinator::Impl::LoadSteps() {
   RETURN_IF_ERROR(Join(results));
 
   EngineOptions engine_options = options_.engine;
+  engine_options.model_name = ServedName();
+  engine_options.server_version = kVersion;
   engine_options.max_context = capacity_.max_context;
   engine_options.kv_blocks = capacity_.kv_blocks;
   engine_options.slots = capacity_.slots;
@@ -502,6 +508,7 @@ absl::Status Coordinator::Healthy() const { return impl_->Healthy(); }
 void Coordinator::Drain() { impl_->Drain(); }
 bool Coordinator::Idle() const { return impl_->Idle(); }
 void Coordinator::Stop() { impl_->Stop(); }
+void Coordinator::EndCalls() { impl_->EndCalls(); }
 std::string Coordinator::Describe() const { return impl_->Describe(); }
 Engine* Coordinator::engine() { return impl_->EngineOrNull(); }
 WorkerGroup* Coordinator::workers() { return impl_->group(); }

@@ -31,7 +31,8 @@ struct CoordinatorOptions {
   worker::v1::ActivationDType activation_dtype = worker::v1::ACTIVATION_BF16;
   worker::v1::ActivationQuant activation_quant = worker::v1::ACTIVATION_QUANT_NONE;
   CapacityRequest capacity;
-  // Policies of the engine; its limits are overwritten by what `capacity` leads to.
+  // Policies of the engine; its limits are overwritten by what `capacity` leads to, its names by
+  // what is served.
   EngineOptions engine;
   absl::Duration connect_timeout = absl::Minutes(10);
   // Injected by tests: a transport around the given one, which outlives it.
@@ -58,8 +59,11 @@ class Coordinator {
   // True when nothing is queued or running.
   bool Idle() const;
 
-  // Ends what runs and all the threads. Idempotent.
+  // Ends what runs, every call with a status, and all the threads. Idempotent. Not while Load runs.
   void Stop();
+  // Ends the calls of clients alone, for a process that is to end while Load runs. Nothing can be
+  // asked of the server from then on.
+  void EndCalls();
 
   // What is served and with which limits, for people; several lines. After Load.
   std::string Describe() const;

@@ -8,10 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "coordinator/errors.h"
 #include "coordinator/fake_worker_service.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "kernels/base/testing/matchers.h"
+#include "kernels/base/version.h"
 #include "proto/error_details.pb.h"
 #include "proto/health.grpc.pb.h"
 #include "proto/inference.grpc.pb.h"
@@ -128,6 +130,22 @@ TEST_F(CoordinatorTest, LoadsServesAndDrains) {
   EXPECT_EQ(first->seen().drains, 0);
 }
 
+TEST_F(CoordinatorTest, AcceptedNamesTheModelAndTheVersion) {
+  AddWorker();
+  Start();
+  ASSERT_OK(coordinator_->Load());
+  grpc::ClientContext context;
+  inference::v1::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(1);
+  auto stream = inference::v1::InferenceService::NewStub(channel_)->Generate(&context, request);
+  inference::v1::GenerateEvent event;
+  ASSERT_TRUE(stream->Read(&event));
+  EXPECT_EQ(event.accepted().model(), "tiny");
+  EXPECT_EQ(event.accepted().server_version(), kVersion);
+  context.TryCancel();
+  stream->Finish();
+}
+
 TEST_F(CoordinatorTest, FailedLoadIsToldToClients) {
   AddWorker();
   FakeWorkerFaults broken;
@@ -165,6 +183,46 @@ TEST_F(CoordinatorTest, MissingFolderAndMissingWorkersAreNamed) {
   ASSERT_OK(coordinator);
   EXPECT_THAT((*coordinator)->Load(), testing::StatusIs(absl::StatusCode::kNotFound,
                                                         HasSubstr("/nowhere/at/all is no folder")));
+}
+
+TEST_F(CoordinatorTest, UnreachableWorkersHaveAReasonOfTheirOwn) {
+  options_.workers = {"127.0.0.1:1"};
+  options_.connect_timeout = absl::Milliseconds(300);
+  Start();
+  const absl::Status status = coordinator_->Load();
+  EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                        HasSubstr("rank 0 (127.0.0.1:1)")));
+  EXPECT_EQ(ReasonOf(status), "WORKER_UNREACHABLE");
+}
+
+TEST_F(CoordinatorTest, StopEndsStreamsWithAReasonAndWatchesWithNotServing) {
+  FakeWorkerFaults slow;
+  slow.step_time = absl::Milliseconds(200);
+  AddWorker(slow);
+  Start();
+  ASSERT_OK(coordinator_->Load());
+  grpc::ClientContext watch_context;
+  auto watch = Health::NewStub(channel_)->Watch(&watch_context, {});
+  HealthCheckResponse health;
+  ASSERT_TRUE(watch->Read(&health));
+  EXPECT_EQ(health.status(), HealthCheckResponse::SERVING);
+  grpc::ClientContext context;
+  inference::v1::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(1);
+  auto stream = inference::v1::InferenceService::NewStub(channel_)->Generate(&context, request);
+  inference::v1::GenerateEvent event;
+  ASSERT_TRUE(stream->Read(&event));
+  coordinator_->Stop();
+  while (stream->Read(&event)) EXPECT_FALSE(event.has_finished());
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Info(status).reason(), "DRAINING");
+  ASSERT_TRUE(watch->Read(&health));
+  EXPECT_EQ(health.status(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_FALSE(watch->Read(&health));
+  const grpc::Status watched = watch->Finish();
+  EXPECT_EQ(watched.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Info(watched).reason(), "DRAINING");
 }
 
 TEST_F(CoordinatorTest, BrokenStepWithdrawsReadiness) {

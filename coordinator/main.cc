@@ -1,7 +1,5 @@
 // lockstep_coordinator: serves a model over workers that run already.
 #include <cstdlib>
-#include <string>
-#include <vector>
 
 #include "CLI/App.hpp"
 #include "CLI/Config.hpp"
@@ -21,10 +19,7 @@ int main(int argc, char** argv) {
   CLI::App app("Serves one model over gRPC. The workers (lockstep_worker) run already.");
   lockstep::ServingFlags flags;
   flags.AddTo(&app);
-  std::vector<std::string> workers;
-  app.add_option("--workers", workers, "Addresses of the workers, host:port, in rank order")
-      ->delimiter(',')
-      ->required();
+  flags.AddWorkersTo(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -37,6 +32,5 @@ int main(int argc, char** argv) {
     lockstep::LogError(options.status().message());
     return kExitUsage;
   }
-  options->workers = workers;
   return lockstep::RunServer(*options, flags.Loop());
 }

@@ -23,6 +23,9 @@ namespace lockstep {
 // the same as kGrid of kernels/batch.
 constexpr int64_t kBlockPositions = 64;
 
+// Blocks that hold positions [0, end).
+constexpr int64_t BlocksFor(int64_t end) { return (end + kBlockPositions - 1) / kBlockPositions; }
+
 class PrefixCache {
  public:
   PrefixCache(int64_t num_blocks, int64_t num_snapshots);

@@ -27,7 +27,7 @@ void Configure(grpc::ServerBuilder* builder) {
 
 absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::string& address,
                                                                   ServingBackend* backend) {
-  grpc::EnableDefaultHealthCheckService(true);
+  grpc::EnableDefaultHealthCheckService(false);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   std::unique_ptr<PublicServer> result(new PublicServer(backend));
   grpc::ServerBuilder builder;
@@ -35,6 +35,7 @@ absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::str
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &result->port_);
   builder.RegisterService(&result->inference_);
   builder.RegisterService(&result->model_);
+  builder.RegisterService(&result->health_);
   result->server_ = builder.BuildAndStart();
   if (result->server_ == nullptr || result->port_ == 0) {
     return absl::FailedPreconditionError(
@@ -54,11 +55,10 @@ void PublicServer::SetReady(bool ready) {
   SetHealth(kInferenceName, ready);
 }
 
-void PublicServer::SetHealth(const std::string& name, bool serving) {
-  server_->GetHealthCheckService()->SetServingStatus(name, serving);
-}
+void PublicServer::SetHealth(const std::string& name, bool serving) { health_.Set(name, serving); }
 
 void PublicServer::Shutdown(absl::Time deadline) {
+  health_.Shutdown();
   if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(deadline));
 }
 

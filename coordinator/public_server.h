@@ -3,7 +3,7 @@
 //
 // Health names: "" and "lockstep.inference.v1.InferenceService" (readiness), "liveness" (true as
 // long as the server runs), and what SetHealth adds ("worker/<rank>"). Watch stays open over
-// transitions.
+// transitions, until Shutdown.
 #pragma once
 
 #include <memory>
@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/health_service.h"
 #include "coordinator/inference_service.h"
 #include "coordinator/model_service.h"
 #include "coordinator/serving_backend.h"
@@ -31,7 +32,7 @@ class PublicServer {
   void SetReady(bool ready);
   void SetHealth(const std::string& name, bool serving);
 
-  // Takes no new calls; ends what still runs at `deadline`. Idempotent.
+  // Takes no new calls and ends every Watch; ends what still runs at `deadline`. Idempotent.
   void Shutdown(absl::Time deadline);
 
  private:
@@ -39,6 +40,7 @@ class PublicServer {
 
   InferenceServiceImpl inference_;
   ModelServiceImpl model_;
+  HealthServiceImpl health_;
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
 };

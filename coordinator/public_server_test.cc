@@ -407,6 +407,81 @@ TEST_F(PublicServerTest, HealthCheckAndWatchFollowReadiness) {
   EXPECT_EQ(watch->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+TEST_F(PublicServerTest, WatchTellsChangesOnly) {
+  grpc::ClientContext context;
+  auto watch = health_->Watch(&context, HealthCheckRequest());
+  HealthCheckResponse response;
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
+  bool ready = false;
+  for (int i = 0; i < 20; ++i) {
+    server_->SetReady(ready);
+    // A round trip: what the call above had sent would be on its way by now.
+    CheckHealth("");
+    ready = !ready;
+    server_->SetReady(ready);
+    ASSERT_TRUE(watch->Read(&response));
+    EXPECT_EQ(response.status(),
+              ready ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING);
+  }
+  context.TryCancel();
+  watch->Finish();
+}
+
+TEST_F(PublicServerTest, WatchOfAnUnknownNameTellsWhenItIsKnown) {
+  grpc::ClientContext context;
+  HealthCheckRequest request;
+  request.set_service("worker/7");
+  auto watch = health_->Watch(&context, request);
+  HealthCheckResponse response;
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVICE_UNKNOWN);
+  server_->SetHealth("worker/7", true);
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
+  context.TryCancel();
+  watch->Finish();
+}
+
+TEST_F(PublicServerTest, ShutdownEndsWatchesAtOnceWithNotServing) {
+  server_->SetReady(true);
+  grpc::ClientContext context;
+  auto watch = health_->Watch(&context, HealthCheckRequest());
+  HealthCheckResponse response;
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::SERVING);
+  // A watch that had to be cut off would keep this test for an hour.
+  server_->Shutdown(absl::Now() + absl::Hours(1));
+  ASSERT_TRUE(watch->Read(&response));
+  EXPECT_EQ(response.status(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_FALSE(watch->Read(&response));
+  const grpc::Status status = watch->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Reason(status), "DRAINING");
+}
+
+TEST_F(PublicServerTest, ACallWithoutAMessageIsToldSo) {
+  for (const std::string method : {"/lockstep.inference.v1.InferenceService/GenerateOnce",
+                                   "/lockstep.inference.v1.ModelService/GetModel"}) {
+    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> generic(channel_);
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    auto call = generic.PrepareCall(&context, method, &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    call->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+    call->WritesDone(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_EQ(Reason(status), "MALFORMED_MESSAGE") << method;
+    EXPECT_THAT(status.error_message(), HasSubstr("no request message")) << method;
+  }
+}
+
 TEST_F(PublicServerTest, ReflectionListsTheServices) {
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> generic(channel_);
   grpc::ClientContext context;

@@ -15,6 +15,10 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 }
 
 absl::Status ReadMessage(const grpc::ByteBuffer& bytes, google::protobuf::Message* message) {
+  if (!bytes.Valid()) {
+    return InvalidField("MALFORMED_MESSAGE", "",
+                        "no request message: the call's input ended without one; send exactly one");
+  }
   std::vector<grpc::Slice> slices;
   const grpc::Status dumped = bytes.Dump(&slices);
   if (!dumped.ok()) {

@@ -179,8 +179,6 @@ class StepScheduler {
 
 }  // namespace
 
-int64_t BlocksFor(int64_t end) { return (end + kBlockPositions - 1) / kBlockPositions; }
-
 Schedule ScheduleStep(const SchedulerInput& input) { return StepScheduler(input).Run(); }
 
 }  // namespace lockstep

@@ -65,7 +65,4 @@ struct Schedule {
 
 Schedule ScheduleStep(const SchedulerInput& input);
 
-// Blocks that hold positions [0, end).
-int64_t BlocksFor(int64_t end);
-
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "coordinator/prefix_cache.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -12,14 +12,17 @@
 #include <thread>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "coordinator/errors.h"
 #include "kernels/base/log.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kExitFailed = 1;
+constexpr int kExitCannotConnect = 3;
 constexpr int kExitInterrupted = 130;
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
 constexpr absl::Duration kSettle = absl::Milliseconds(300);
@@ -41,6 +44,8 @@ int WaitForSignal(absl::Duration wait) {
 }
 
 int ExitCodeOf(int signal) { return signal == SIGINT ? kExitInterrupted : 0; }
+// Of a signal that cut running requests short.
+int AbortedExitCode(int signal) { return signal == SIGINT ? kExitInterrupted : kExitFailed; }
 
 // Written beside and renamed, so that a reader never sees a part of it.
 absl::Status WriteAddress(const std::string& path, const std::string& address) {
@@ -87,6 +92,7 @@ Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
   }
   if (!load_ended) {
     // Nothing was accepted yet, and a load cannot be interrupted: the process ends with it.
+    coordinator->EndCalls();
     if (ending.failure.ok()) {
       LogInfo("stopped while loading");
       _Exit(ExitCodeOf(ending.signal));
@@ -98,9 +104,9 @@ Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
   return ending;
 }
 
-// Lets running requests finish. A second signal ends the process. An error when the engine failed
-// meanwhile: nothing runs any more.
-absl::Status DrainFor(Coordinator* coordinator, absl::Duration timeout) {
+// Lets running requests finish. The signal that ended this early, or 0. An error when the engine
+// failed meanwhile: nothing runs any more.
+absl::StatusOr<int> DrainFor(Coordinator* coordinator, absl::Duration timeout) {
   coordinator->Drain();
   LogInfo("draining: running requests have ", absl::FormatDuration(timeout), " to finish");
   const absl::Time deadline = absl::Now() + timeout;
@@ -108,14 +114,30 @@ absl::Status DrainFor(Coordinator* coordinator, absl::Duration timeout) {
     if (const absl::Status healthy = coordinator->Healthy(); !healthy.ok()) return healthy;
     if (absl::Now() >= deadline) {
       LogWarning("the shutdown timeout is over: requests that still run are ended");
-      return absl::OkStatus();
+      return 0;
     }
     if (const int signal = WaitForSignal(kPoll); signal != 0) {
-      LogWarning("second signal: ending at once");
-      _Exit(signal == SIGINT ? kExitInterrupted : kExitFailed);
+      LogWarning("second signal: requests that still run are ended");
+      return signal;
     }
   }
-  return absl::OkStatus();
+  return 0;
+}
+
+// Ends what runs, each call with a status. One more signal ends the process at once.
+void Stop(Coordinator* coordinator) {
+  std::atomic<bool> stopped{false};
+  std::thread stopper([&]() {
+    coordinator->Stop();
+    stopped = true;
+  });
+  while (!stopped) {
+    if (const int signal = WaitForSignal(kPoll); signal != 0) {
+      LogWarning("signal while stopping: ending at once");
+      _Exit(AbortedExitCode(signal));
+    }
+  }
+  stopper.join();
 }
 
 }  // namespace
@@ -141,16 +163,17 @@ int RunServer(const CoordinatorOptions& coordinator_options, const ServeLoopOpti
   const Ending ending = Serve(coordinator->get(), options);
   int exit_code = kExitFailed;
   if (ending.signal != 0) {
-    const absl::Status drained = DrainFor(coordinator->get(), options.shutdown_timeout);
-    if (drained.ok()) {
-      exit_code = ExitCodeOf(ending.signal);
+    const absl::StatusOr<int> drained = DrainFor(coordinator->get(), options.shutdown_timeout);
+    if (!drained.ok()) {
+      LogError(drained.status().message());
     } else {
-      LogError(drained.message());
+      exit_code = *drained == 0 ? ExitCodeOf(ending.signal) : AbortedExitCode(*drained);
     }
   } else {
     LogError(ending.failure.message());
+    if (ReasonOf(ending.failure) == "WORKER_UNREACHABLE") exit_code = kExitCannotConnect;
   }
-  (*coordinator)->Stop();
+  Stop(coordinator->get());
   LogInfo("stopped");
   return exit_code;
 }

@@ -24,9 +24,10 @@ struct ServeLoopOptions {
 void BlockStopSignals();
 
 // Serves until SIGTERM or SIGINT. Then new requests are refused and running ones get up to
-// shutdown_timeout to finish; a second signal ends the process at once. Returns the exit code: 0
-// after SIGTERM, 130 after SIGINT, 1 when loading, the engine or `check` failed (the cause is on
-// stderr).
+// shutdown_timeout to finish; after that, or at a second signal, they end with UNAVAILABLE; a third
+// signal ends the process at once. Returns the exit code: 0 after SIGTERM, 130 after SIGINT, 1 when
+// a second SIGTERM cut requests short or when loading, the engine or `check` failed, 3 when a
+// worker could not be reached (the cause is on stderr).
 int RunServer(const CoordinatorOptions& coordinator, const ServeLoopOptions& options);
 
 }  // namespace lockstep

@@ -7,7 +7,10 @@
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
 #include "CLI/Validators.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/base/log.h"
 
 namespace lockstep {
@@ -15,6 +18,25 @@ namespace {
 
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "[::1]" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+// A port of 1 to 65535 in decimal.
+bool IsPort(absl::string_view text) {
+  int port = 0;
+  return !text.empty() && text.find_first_not_of("0123456789") == absl::string_view::npos &&
+         absl::SimpleAtoi(text, &port) && port >= 1 && port <= 65535;
+}
+
+// host:port, [IPv6 address]:port or unix:path.
+bool IsWorkerAddress(absl::string_view address) {
+  constexpr absl::string_view kUnix = "unix:";
+  if (absl::StartsWith(address, kUnix)) return address.size() > kUnix.size();
+  const size_t colon = address.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0) return false;
+  const absl::string_view host = address.substr(0, colon);
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return IsPort(address.substr(colon + 1)) &&
+         (bracketed || host.find_first_of("[]:/ ") == absl::string_view::npos);
 }
 
 }  // namespace
@@ -77,7 +99,21 @@ void ServingFlags::AddTo(CLI::App* app) {
       ->capture_default_str();
 }
 
+void ServingFlags::AddWorkersTo(CLI::App* app) {
+  app->add_option("--workers", workers_,
+                  "Addresses of the workers in rank order: host:port or unix:path")
+      ->delimiter(',')
+      ->required();
+}
+
 absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
+  for (const std::string& address : workers_) {
+    if (IsWorkerAddress(address)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--workers: \"", address,
+                     "\" is no address of a worker; give host:port with a port of 1 to 65535, "
+                     "[IPv6 address]:port or unix:path"));
+  }
   if (!IsLoopback(host_) && !insecure_listen_) {
     return absl::InvalidArgumentError(
         absl::StrCat("--host ", host_,
@@ -104,6 +140,7 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   }
   CoordinatorOptions options;
   options.model_path = model_;
+  options.workers = workers_;
   if (!names_.empty()) {
     options.served_model_name = names_[0];
     options.model_aliases.assign(names_.begin() + 1, names_.end());

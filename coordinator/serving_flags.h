@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/App.hpp"
 #include "absl/status/statusor.h"
@@ -18,8 +19,11 @@ class ServingFlags {
  public:
   // Adds the flags to `app`. `*this` must outlive the parsing.
   void AddTo(CLI::App* app);
+  // Adds --workers, for programs whose workers run already.
+  void AddWorkersTo(CLI::App* app);
 
-  // INVALID_ARGUMENT names the flag that cannot be met. `workers` is filled in by the caller.
+  // INVALID_ARGUMENT names the flag that cannot be met. Without AddWorkersTo the caller fills in
+  // `workers`.
   absl::StatusOr<CoordinatorOptions> Coordinator() const;
   ServeLoopOptions Loop() const;
 
@@ -28,6 +32,7 @@ class ServingFlags {
 
  private:
   std::string model_;
+  std::vector<std::string> workers_;
   std::vector<std::string> names_;
   std::string host_ = "127.0.0.1";
   int port_ = 50051;

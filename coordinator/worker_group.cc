@@ -11,8 +11,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "coordinator/errors.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
@@ -284,10 +286,14 @@ class WorkerGroup::Impl {
   };
 
   absl::Status RankError(int rank, absl::string_view phase, const absl::Status& cause) const {
-    return absl::Status(
+    absl::Status status(
         cause.code(),
         absl::StrCat("rank ", rank, " (", ranks_[static_cast<size_t>(rank)]->address, "), ", phase,
                      ": ", absl::StatusCodeToString(cause.code()), ": ", cause.message()));
+    cause.ForEachPayload([&status](absl::string_view type, const absl::Cord& payload) {
+      status.SetPayload(type, payload);
+    });
+    return status;
   }
 
   void ForEachRank(const std::function<void(int rank)>& call) {
@@ -327,9 +333,14 @@ class WorkerGroup::Impl {
         LogInfo("waiting for rank ", rank, " at ", ranks_[static_cast<size_t>(rank)]->address);
       }
       if (absl::Now() + kRetryPause >= deadline) {
-        return absl::DeadlineExceededError(absl::StrCat(
-            "the worker did not answer within ", absl::FormatDuration(options_.connect_timeout),
-            " (", attempts, " attempts); the last one gave: ", status.error_message()));
+        ErrorDetail detail;
+        detail.reason = "WORKER_UNREACHABLE";
+        return MakeError(
+            absl::StatusCode::kDeadlineExceeded,
+            absl::StrCat("the worker did not answer within ",
+                         absl::FormatDuration(options_.connect_timeout), " (", attempts,
+                         " attempts); the last one gave: ", status.error_message()),
+            detail);
       }
       if (!scope->Sleep(kRetryPause)) return absl::CancelledError("another rank failed");
     }

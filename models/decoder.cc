@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// Tensors of a release that a text model has no use for.
+// Tensors of a release that a text model has no use for. Their values are not looked at.
 bool IsUnusedByText(const std::string& name) {
   for (absl::string_view prefix : {"model.visual.", "visual.", "mtp.", "model.mtp."}) {
     if (absl::StartsWith(name, prefix)) return true;

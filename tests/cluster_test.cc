@@ -171,6 +171,23 @@ TEST(Cluster, SigtermFinishesStreamsRefusesNewOnesAndExitsZero) {
   EXPECT_EQ(cluster->coordinator().exit_code(), 0) << cluster->coordinator_log();
 }
 
+TEST(Cluster, ASecondSigtermEndsStreamsWithAStatus) {
+  ASSERT_OK_AND_ASSIGN(auto cluster, Cluster::Start(Options(1)));
+  grpc::ClientContext context;
+  auto stream = cluster->inference()->Generate(&context, Endless());
+  GenerateEvent event;
+  ASSERT_TRUE(stream->Read(&event));
+  cluster->coordinator().Signal(SIGTERM);
+  while (cluster->Status().state() != "DRAINING") absl::SleepFor(absl::Milliseconds(5));
+  cluster->coordinator().Signal(SIGTERM);
+  while (stream->Read(&event)) EXPECT_FALSE(event.has_finished());
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  EXPECT_EQ(ReasonOf(status), "DRAINING") << status.error_message();
+  ASSERT_TRUE(cluster->coordinator().Wait(absl::Seconds(20)));
+  EXPECT_EQ(cluster->coordinator().exit_code(), 1) << cluster->coordinator_log();
+}
+
 TEST(Cluster, PortInUseIsAClearError) {
   ASSERT_OK_AND_ASSIGN(auto cluster, Cluster::Start(Options(1)));
   const std::string port = cluster->address().substr(cluster->address().rfind(':') + 1);

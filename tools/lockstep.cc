@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
       "Start with: lockstep serve --model FOLDER --tp 2, then: lockstep generate \"Hello\"");
   app.name("lockstep");
   app.footer(lockstep::cli::kExitCodesHelp);
+  app.set_version_flag("--version", lockstep::cli::VersionText);
   app.require_subcommand(0, 1);
   int exit_code = lockstep::cli::kExitFailed;
   for (const AddVerb add : kVerbs) add(&app, &exit_code);

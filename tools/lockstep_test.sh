@@ -24,6 +24,7 @@ for verb in serve coordinator generate chat tokenize status health version; do
 done
 expect 0 '--concurrency' bench serve --help
 expect 0 '^lockstep [0-9]' version
+[ "$("$lockstep" --version)" = "$("$lockstep" version)" ] || { echo '--version differs'; failed=1; }
 expect 2 'subcommand' 
 expect 2 'frobnicate' frobnicate
 expect 2 '--model is required' serve
@@ -31,7 +32,19 @@ expect 2 '--workers is required' coordinator --model /nowhere
 expect 2 'activations' serve --model /nowhere --activations f16
 expect 2 'insecure-listen' serve --model /nowhere --host 0.0.0.0
 expect 2 'multiple of 64' coordinator --model /nowhere --workers a:1 --snapshot-interval 65
+for address in host:99999 host:0 host:-1 host:7x host: :7000 host 7000 '[::1]7000' unix: ::1:7000; do
+  expect 2 "--workers: \"${address//[\[\]]/.}\" is no address" \
+    coordinator --model /nowhere --workers "127.0.0.1:1,$address"
+done
+expect 1 'model /nowhere is no folder' coordinator --model /nowhere --port 0 \
+  --workers 'host:65535,[::1]:7000,unix:/x'
 expect 2 '--json' generate --address $nobody --n 2 hi
+expect 2 '--logprobs.*--json' generate --address $nobody --logprobs 1 hi
+expect 2 '--logprobs' chat --address $nobody --logprobs 1
+expect 2 '--token-ids' generate --address $nobody --token-ids 1,2 hi
+expect 2 '--token-ids.*--chat|--chat.*--token-ids' generate --token-ids 1,2 --chat
+expect 2 '--seed' generate --address $nobody --seed -1 hi
+expect 2 '--seed' generate --address $nobody --seed=18446744073709551616 hi
 expect 1 'no lockstep_worker|ended with|could not be started' serve --model /nowhere --port 0 \
   --worker-binary /bin/false
 for verb in generate tokenize status health; do
@@ -40,6 +53,8 @@ done
 expect 3 'cannot connect' bench serve --address $nobody --connect-timeout 0.2
 expect 3 'cannot connect' chat --address $nobody --connect-timeout 0.2
 
+expect 3 'rank 0 \(127.0.0.1:1\)' coordinator --model "$TEST_TMPDIR" --workers $nobody --port 0 \
+  --connect-timeout 0.3
 expect 1 'model /nowhere is no folder' coordinator --model /nowhere --workers $nobody --port 0
 
 # stdout is data: errors leave it empty.

@@ -2,8 +2,8 @@
 # Runs tests and prints, last, "N passed, N failed".
 #
 #   tools/test.sh              all tests, as built by default
-#   tools/test.sh --all        also asan+ubsan, the lint and the layer query, and a
-#                              build of every CUDA target: what CI runs
+#   tools/test.sh --all        also asan+ubsan, tsan, the lint, the layer query, the layering and lock
+#                              checks of clang, and a build of everything with CUDA: what CI runs
 #   tools/test.sh //models/... only these targets
 #
 # Installs what is missing first (tools/install_deps.sh). Exit code 0 only when everything passed.
@@ -58,7 +58,7 @@ run_bazel_tests() {
 # Without a CUDA toolkit every CUDA target would be skipped and the build would succeed: the check is
 # that a program with device code was linked.
 build_cuda() {
-  bazel build --config=cuda //kernels/... || return 1
+  bazel build --config=cuda //... || return 1
   local test
   for test in kernels/norm/rms_norm_test_cuda kernels/pointwise/pointwise_test_cuda; do
     if [ ! -x "bazel-bin/$test" ]; then
@@ -72,9 +72,11 @@ case "${1:-}" in
   --all)
     check lint tools/lint.sh
     check layers tools/check_layers.sh
+    check 'layering and locks' bazel build --config=layers //...
     run_bazel_tests default //...
     check cuda build_cuda
     run_bazel_tests asan+ubsan --config=asan --config=ubsan //kernels/... //models/... //coordinator/... //worker/...
+    run_bazel_tests tsan --config=tsan //coordinator/... //worker/... //kernels/comm/... //kernels/runtime/...
     ;;
   "")
     run_bazel_tests default //...

@@ -58,6 +58,10 @@ std::vector<Corruption> Corruptions() {
        f32("weight_scale", 3, kNan)},
       {"channel_negative", W::kFp8Channel, "weight_scale", "index 3 is the scale -1",
        f32("weight_scale", 3, -1.0f)},
+      {"channel_zero", W::kFp8Channel, "weight_scale", "index 3 is the zero scale of row 3",
+       f32("weight_scale", 3, 0.0f)},
+      {"block_zero", W::kFp8Block, "weight_scale_inv", "index 0 is the zero scale of row 0",
+       f32("weight_scale_inv", 0, 0.0f)},
       {"block_infinite", W::kFp8Block, "weight_scale_inv", "index 0 is the scale inf",
        f32("weight_scale_inv", 0, kInf)},
       {"block_negative", W::kFp8Block, "weight_scale_inv", "index 0 is the scale -2",
@@ -113,6 +117,37 @@ TEST(ZeroWeightsTest, AZeroGlobalOfZeroCodesIsFine) {
     s.AddFloats(scale, DType::kF32, {}, {0.0f});
     s.scheme.global_is_divisor = true;
     EXPECT_OK(Load(s, WholeShard(s)));
+  }
+}
+
+// Rows and blocks of zeros have no largest value to make a scale of.
+TEST(ZeroWeightsTest, AZeroScaleOfARowOrBlockOfZerosIsFine) {
+  StoredLinear channel = MakeStoredLinear(WeightScheme::kFp8Channel, 20, 64);
+  const float zero = 0.0f;
+  std::memcpy(&channel.tensors["weight_scale"].bytes[3 * 4], &zero, sizeof zero);
+  for (size_t i = 3 * 64; i < 4 * 64; ++i) channel.tensors["weight"].bytes[i] = 0x80;
+  EXPECT_OK(Load(channel, WholeShard(channel)));
+  StoredLinear block = MakeStoredLinear(WeightScheme::kFp8Block, 150, 140);
+  // The block at the lower right: rows 128 to 149, columns 128 to 139.
+  std::memcpy(&block.tensors["weight_scale_inv"].bytes[3 * 4], &zero, sizeof zero);
+  for (size_t row = 128; row < 150; ++row) {
+    for (size_t column = 128; column < 140; ++column) {
+      block.tensors["weight"].bytes[row * 140 + column] = 0;
+    }
+  }
+  EXPECT_OK(Load(block, WholeShard(block)));
+  block.tensors["weight"].bytes[149 * 140 + 139] = 1;
+  EXPECT_THAT(
+      Load(block, WholeShard(block)),
+      StatusIs(absl::StatusCode::kDataLoss, HasSubstr("index 3 is the zero scale of row 149")));
+}
+
+// Files hold whatever an activation that was never calibrated left behind.
+TEST(UnusedScalesTest, ValuesThatNoComputationUsesAreNotChecked) {
+  for (const char* name : {"input_global_scale", "input_scale"}) {
+    StoredLinear s = MakeStoredLinear(WeightScheme::kNvfp4, 20, 64);
+    s.AddFloats(name, DType::kF32, {1}, {kNan});
+    EXPECT_OK(Load(s, WholeShard(s))) << name;
   }
 }
 

@@ -52,9 +52,9 @@ class Fp8Method : public LinearMethod {
     if (scaling_ == WeightScaling::kTensor) {
       RETURN_IF_ERROR(PlaceTensorScale(*codes, *scale, &builder));
     } else if (scaling_ == WeightScaling::kChannel) {
-      RETURN_IF_ERROR(builder.PlaceChannelScales(*scale));
+      RETURN_IF_ERROR(builder.PlaceChannelScales(*scale, *codes));
     } else {
-      RETURN_IF_ERROR(builder.PlaceBlockScales(*scale));
+      RETURN_IF_ERROR(builder.PlaceBlockScales(*scale, *codes));
     }
     return builder.Finish();
   }

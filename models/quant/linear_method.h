@@ -114,8 +114,11 @@ class LinearMethod {
   virtual ~LinearMethod() = default;
   // InvalidArgument when the format cannot be cut like this (a column border inside 16 of K, say).
   virtual absl::Status Validate(const LinearScheme& scheme, const LinearShard& shard) const = 0;
-  // Places the shard through the store, in the stored form. Corrupt values (NaN codes or scales,
-  // negative block scales, non-finite or zero globals) are DataLoss naming tensor and index.
+  // Places the shard through the store, in the stored form. Corrupt values (NaN codes, scales that
+  // are NaN, infinite or negative, a zero scale of weights that are not zeros) are DataLoss naming
+  // tensor and index. Scales of activations that this way of running does not quantize
+  // (input_scale, input_global_scale) are not read: a file holds there whatever a module that
+  // calibration never reached was left with.
   virtual absl::StatusOr<std::unique_ptr<ResidentLinear>> Prepare(const LinearScheme& scheme,
                                                                   const LinearShard& shard,
                                                                   ActivationQuant activation_quant,

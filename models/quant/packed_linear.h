@@ -57,7 +57,8 @@ class PackedLinearBuilder {
   GemmWeight& weight() { return weight_; }
   // The tensor `{module}.{suffix}` (of a stack: the stack), marked as used. NotFound names it.
   absl::StatusOr<const TensorInfo*> Use(const std::string& suffix);
-  // Marks `{module}.{suffix}` as used if it is there, without reading it.
+  // Marks `{module}.{suffix}` as used if it is there, without reading it: what no computation uses
+  // may hold anything.
   void Ignore(const std::string& suffix);
 
   // Packs the shard's rows and columns of a tensor of codes stored as [n, k], or as one such matrix
@@ -69,10 +70,12 @@ class PackedLinearBuilder {
   // The same of E2M1 codes, stored as [n, k / 2] bytes, and their E4M3 scales [n, k / 16].
   absl::Status PlaceNvfp4(const TensorInfo& codes, const TensorInfo& scales,
                           bool (*is_bad_scale)(const uint8_t*), const char* bad_text);
-  // One scale per row of the shard, F32 or BF16, stored as [n] or [n, 1].
-  absl::Status PlaceChannelScales(const TensorInfo& tensor);
-  // The 128 x 128 block scales that cover the shard, F32 or BF16, stored as [R, C] or [R, 1, C, 1].
-  absl::Status PlaceBlockScales(const TensorInfo& tensor);
+  // One scale per row of the shard, F32 or BF16, stored as [n] or [n, 1]. `codes` is the placed FP8
+  // tensor [n, k]: DataLoss names a zero scale whose codes are not zeros.
+  absl::Status PlaceChannelScales(const TensorInfo& tensor, const TensorInfo& codes);
+  // The 128 x 128 block scales that cover the shard, F32 or BF16, stored as [R, C] or [R, 1, C, 1];
+  // `codes` as above.
+  absl::Status PlaceBlockScales(const TensorInfo& tensor, const TensorInfo& codes);
   // A number stored as [] or [1], F32 or BF16; DataLoss unless finite and not negative.
   absl::StatusOr<float> PlaceScalar(const TensorInfo& tensor);
 

@@ -47,6 +47,20 @@ bool IsFloat(const TensorInfo& tensor) {
   return tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16;
 }
 
+// A zero scale (`index` of `scales`) goes with zeros only: columns [begin, end) of row `row` of the
+// FP8 codes [n, k].
+absl::Status CheckZeroScale(const TensorInfo& scales, int64_t index, const TensorInfo& codes,
+                            int64_t row, int64_t begin, int64_t end) {
+  if (ValueAt(scales, index) != 0.0f) return absl::OkStatus();
+  const uint8_t* data = codes.data + row * codes.shape.back();
+  const bool zeros =
+      std::all_of(data + begin, data + end, [](uint8_t code) { return (code & 0x7f) == 0; });
+  if (zeros) return absl::OkStatus();
+  return BadValue(
+      scales, index,
+      absl::StrCat("the zero scale of row ", row, " of ", codes.name, ", which is not zero"));
+}
+
 // Scales are finite and not negative (a negative zero is a zero).
 absl::Status CheckScale(const TensorInfo& tensor, int64_t index) {
   const float f = ValueAt(tensor, index);
@@ -250,7 +264,8 @@ absl::Status PackedLinearBuilder::PlaceNvfp4(const TensorInfo& codes, const Tens
   return absl::OkStatus();
 }
 
-absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor) {
+absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor,
+                                                     const TensorInfo& codes) {
   const std::vector<int64_t>& shape = tensor.shape;
   if (!IsFloat(tensor) || shape.empty() || shape.size() > 2 || shape[0] != shard_.n ||
       tensor.num_elements() != shard_.n) {
@@ -258,7 +273,11 @@ absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor) {
   }
   const int64_t size = SizeOf(tensor.dtype);
   for (const Range& r : shard_.rows) {
-    for (int64_t i = r.begin; i < r.begin + r.size; ++i) RETURN_IF_ERROR(CheckScale(tensor, i));
+    for (int64_t i = r.begin; i < r.begin + r.size; ++i) {
+      RETURN_IF_ERROR(CheckScale(tensor, i));
+      RETURN_IF_ERROR(CheckZeroScale(tensor, i, codes, i, shard_.columns.begin,
+                                     shard_.columns.begin + shard_.columns.size));
+    }
   }
   const int64_t bytes = shard_.local_n() * size;
   weight_.scaling = WeightScaling::kChannel;
@@ -273,7 +292,8 @@ absl::Status PackedLinearBuilder::PlaceChannelScales(const TensorInfo& tensor) {
   return absl::OkStatus();
 }
 
-absl::Status PackedLinearBuilder::PlaceBlockScales(const TensorInfo& tensor) {
+absl::Status PackedLinearBuilder::PlaceBlockScales(const TensorInfo& tensor,
+                                                   const TensorInfo& codes) {
   const int64_t all_rows = CeilDiv(shard_.n, kBlock);
   const int64_t all_columns = CeilDiv(shard_.k, kBlock);
   if (!IsFloat(tensor) || (tensor.shape != std::vector<int64_t>{all_rows, all_columns} &&
@@ -300,6 +320,15 @@ absl::Status PackedLinearBuilder::PlaceBlockScales(const TensorInfo& tensor) {
   for (int64_t row : held) {
     for (int64_t i = 0; i < columns; ++i) {
       RETURN_IF_ERROR(CheckScale(tensor, row * all_columns + first + i));
+    }
+  }
+  for (const Range& r : shard_.rows) {
+    for (int64_t row = r.begin; row < r.begin + r.size; ++row) {
+      for (int64_t b = first; b < first + columns; ++b) {
+        RETURN_IF_ERROR(CheckZeroScale(tensor, row / kBlock * all_columns + b, codes, row,
+                                       std::max(c.begin, b * kBlock),
+                                       std::min(c.begin + c.size, (b + 1) * kBlock)));
+      }
     }
   }
   const int64_t size = SizeOf(tensor.dtype);

@@ -9,6 +9,7 @@
 
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
+#include "absl/strings/str_cat.h"
 #include "proto/inference.grpc.pb.h"
 #include "tools/cli/common.h"
 #include "tools/cli/sampling_flags.h"
@@ -54,6 +55,11 @@ int Answer(const Flags& flags, InferenceService::Stub* stub, Chat* chat) {
 }
 
 int Run(const Flags& flags) {
+  if (const std::string json_only = flags.sampling.ShownByJsonOnly(); !json_only.empty()) {
+    Talk(absl::StrCat("error: a chat cannot show what ", json_only,
+                      " asks for; use `lockstep generate --chat --json`"));
+    return kExitUsage;
+  }
   const auto channel = flags.client.Connect();
   if (channel == nullptr) return kExitCannotConnect;
   const auto stub = InferenceService::NewStub(channel);

@@ -35,8 +35,8 @@ bool FindDetail(const grpc::Status& status, Detail* detail) {
 }  // namespace
 
 const char kExitCodesHelp[] =
-    "Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 cannot connect, 4 server not ready, "
-    "5 check failed, 130 interrupted.";
+    "Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 cannot connect (a client to its server, a "
+    "coordinator to its workers), 4 server not ready, 5 check failed, 130 interrupted.";
 
 void Talk(const std::string& line) { fprintf(stderr, "%s\n", line.c_str()); }
 

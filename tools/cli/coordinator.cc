@@ -2,8 +2,6 @@
 #include "tools/cli/coordinator.h"
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
@@ -17,22 +15,16 @@ namespace lockstep {
 namespace cli {
 namespace {
 
-struct Flags {
-  ServingFlags serving;
-  std::vector<std::string> workers;
-};
-
-int Run(const Flags& flags) {
+int Run(const ServingFlags& flags) {
   BlockStopSignals();
-  ApplyLogLevel(flags.serving.log_level());
+  ApplyLogLevel(flags.log_level());
   SetLogRole("coordinator");
-  auto options = flags.serving.Coordinator();
+  auto options = flags.Coordinator();
   if (!options.ok()) {
     Talk(absl::StrCat("error: ", options.status().message()));
     return kExitUsage;
   }
-  options->workers = flags.workers;
-  return RunServer(*options, flags.serving.Loop());
+  return RunServer(*options, flags.Loop());
 }
 
 }  // namespace
@@ -40,11 +32,9 @@ int Run(const Flags& flags) {
 void AddCoordinator(CLI::App* app, int* exit_code) {
   CLI::App* verb = app->add_subcommand(
       "coordinator", "Serve a model over workers that run already, on any machines");
-  auto flags = std::make_shared<Flags>();
-  flags->serving.AddTo(verb);
-  verb->add_option("--workers", flags->workers, "Addresses of the workers, host:port, rank order")
-      ->delimiter(',')
-      ->required();
+  auto flags = std::make_shared<ServingFlags>();
+  flags->AddTo(verb);
+  flags->AddWorkersTo(verb);
   verb->footer("Example: lockstep coordinator --model ./my-model --workers host1:7000,host2:7000");
   verb->callback([flags, exit_code]() { *exit_code = Run(*flags); });
 }

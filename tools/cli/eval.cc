@@ -2,8 +2,12 @@
 #include "tools/cli/eval.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +20,7 @@
 #include "coordinator/worker_group.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
+#include "models/tokenizer/tokenizer.h"
 #include "models/weights/checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/common.h"
@@ -30,17 +35,36 @@ namespace {
 struct Flags {
   std::string model;
   std::string activations = "f32";
-  std::string set;  // empty: every set of the file
+  std::string set;  // golden: empty: every set of the file
   std::string output = "table";
+  std::string text;  // perplexity: a file
+  int64_t first_tokens = 0;
+  double expected = 0;
+  double tolerance = 1e-3;
   LocalWorkersOptions workers;
 };
+
+// Tokens of a step of the perplexity.
+constexpr int64_t kPerplexityChunk = 256;
+
+worker::v1::ConfigureRequest OneSequence(int64_t blocks, int64_t step_tokens, int64_t logit_rows) {
+  worker::v1::ConfigureRequest limits;
+  limits.set_kv_blocks(blocks);
+  limits.set_slots(1);
+  limits.set_max_batch_tokens(step_tokens);
+  limits.set_max_batch_sequences(1);
+  limits.set_max_logit_rows(logit_rows);
+  limits.set_max_sequence_blocks(blocks);
+  return limits;
+}
 
 struct Group {
   std::unique_ptr<LocalWorkers> workers;
   std::unique_ptr<WorkerGroup> group;
 };
 
-absl::StatusOr<Group> StartGroup(const Flags& flags, bool w8a8) {
+absl::StatusOr<Group> StartGroup(const Flags& flags, bool w8a8,
+                                 const worker::v1::ConfigureRequest& limits) {
   Group g;
   ASSIGN_OR_RETURN(g.workers, LocalWorkers::Start(flags.workers));
   WorkerGroupOptions options;
@@ -52,13 +76,6 @@ absl::StatusOr<Group> StartGroup(const Flags& flags, bool w8a8) {
       w8a8 ? worker::v1::ACTIVATION_QUANT_CHECKPOINT : worker::v1::ACTIVATION_QUANT_NONE;
   g.group = std::make_unique<WorkerGroup>(options);
   RETURN_IF_ERROR(g.group->Load(1, nullptr).status());
-  worker::v1::ConfigureRequest limits;
-  limits.set_kv_blocks(16);
-  limits.set_slots(1);
-  limits.set_max_batch_tokens(512);
-  limits.set_max_batch_sequences(1);
-  limits.set_max_logit_rows(8);
-  limits.set_max_sequence_blocks(16);
   RETURN_IF_ERROR(g.group->Join(1, 1, limits));
   return g;
 }
@@ -123,7 +140,7 @@ void PrintJson(const std::string& set, const GoldenReport& report) {
 }
 
 absl::StatusOr<bool> EvalSet(const Flags& flags, const Checkpoint& golden, const GoldenSet& set) {
-  ASSIGN_OR_RETURN(Group g, StartGroup(flags, set.name == "w8a8"));
+  ASSIGN_OR_RETURN(Group g, StartGroup(flags, set.name == "w8a8", OneSequence(16, 512, 8)));
   ASSIGN_OR_RETURN(const bool routed, IsRouted(flags.model));
   StepDriver driver(g.group.get(), 1, 1);
   ASSIGN_OR_RETURN(const GoldenReport report,
@@ -156,10 +173,55 @@ absl::StatusOr<bool> EvalAll(const Flags& flags) {
   return good;
 }
 
-int Run(const Flags& flags) {
+absl::StatusOr<std::vector<int32_t>> FirstTokens(const Flags& flags) {
+  std::ifstream file(flags.text, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Load(flags.model));
+  ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
+  if (flags.first_tokens > 0 && static_cast<int64_t>(ids.size()) > flags.first_tokens) {
+    ids.resize(static_cast<size_t>(flags.first_tokens));
+  }
+  if (ids.size() < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--text ", flags.text, " has ", ids.size(), " tokens; 2 are needed"));
+  }
+  return ids;
+}
+
+absl::StatusOr<bool> Perplexity(const Flags& flags) {
+  ASSIGN_OR_RETURN(const std::vector<int32_t> ids, FirstTokens(flags));
+  const int64_t blocks = static_cast<int64_t>(ids.size()) / 64 + 1;
+  ASSIGN_OR_RETURN(
+      Group g, StartGroup(flags, false, OneSequence(blocks, kPerplexityChunk, kPerplexityChunk)));
+  StepDriver driver(g.group.get(), 1, 1);
+  ASSIGN_OR_RETURN(const double perplexity, EvalPerplexity(ids, kPerplexityChunk, &driver));
+  g.group->Shutdown();
+  const double error = flags.expected > 0 ? std::fabs(perplexity / flags.expected - 1) : 0;
+  // NaN is not within anything.
+  const bool within = std::isfinite(perplexity) && error <= flags.tolerance;
+  if (flags.output == "json") {
+    nlohmann::json line{{"tokens", ids.size()}, {"perplexity", perplexity}};
+    if (flags.expected > 0) {
+      line["expected"] = flags.expected;
+      line["relative_error"] = error;
+      line["within_bounds"] = within;
+    }
+    std::cout << line.dump() << "\n";
+    return within;
+  }
+  std::cout << absl::StrFormat("perplexity %.6f over %d tokens", perplexity, ids.size());
+  if (flags.expected > 0) {
+    std::cout << absl::StrFormat(", expected %.6f, off by %.4f%%: %s", flags.expected, 100 * error,
+                                 within ? "within bounds" : "OUT OF BOUNDS");
+  }
+  std::cout << "\n";
+  return within;
+}
+
+int Run(const Flags& flags, absl::StatusOr<bool> (*evaluate)(const Flags&)) {
   SetLogRole("eval");
   SetLogLevel(Severity::kWarning);
-  const auto good = EvalAll(flags);
+  const auto good = evaluate(flags);
   if (!good.ok()) {
     Talk(absl::StrCat("error: ", good.status().ToString()));
     return kExitFailed;
@@ -167,37 +229,59 @@ int Run(const Flags& flags) {
   return *good ? kExitOk : kExitCheckFailed;
 }
 
+// The flags of both evaluations.
+void AddCommon(CLI::App* verb, Flags* flags) {
+  verb->add_option("--model", flags->model, "The checkpoint folder")
+      ->required()
+      ->check(CLI::ExistingDirectory);
+  verb->add_option("--tp,--tensor-parallel-size", flags->workers.count, "Workers")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  AddDeviceFlag(verb, &flags->workers);
+  verb->add_option("--activations", flags->activations, "Dtype of activations")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
+  verb->add_option("--output", flags->output, "Form of the results")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  verb->add_option("--worker-binary", flags->workers.binary,
+                   "The lockstep_worker program. Default: the one beside this program");
+}
+
 }  // namespace
 
 void AddEval(CLI::App* app, int* exit_code) {
   CLI::App* verb = app->add_subcommand("eval", "Compare a model with reference outputs");
   verb->require_subcommand(1);
+  auto flags = std::make_shared<Flags>();
+  flags->workers.log_level = "warning";
+
   CLI::App* golden = verb->add_subcommand(
       "golden",
       "Serve a checkpoint folder on local workers and compare its logits, greedy tokens and "
-      "quantized "
-      "linears with the golden.safetensors in it. Exit code 5 when out of bounds");
-  auto flags = std::make_shared<Flags>();
-  flags->workers.log_level = "warning";
-  golden->add_option("--model", flags->model, "The checkpoint folder")
-      ->required()
-      ->check(CLI::ExistingDirectory);
-  golden->add_option("--tp,--tensor-parallel-size", flags->workers.count, "Workers")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  AddDeviceFlag(golden, &flags->workers);
-  golden->add_option("--activations", flags->activations, "Dtype of activations")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+      "quantized linears with the golden.safetensors in it. Exit code 5 when out of bounds");
+  AddCommon(golden, flags.get());
   golden->add_option("--set", flags->set,
                      "bf16, weight_only or w8a8. Default: all that the file has");
-  golden->add_option("--output", flags->output, "Form of the results")
-      ->check(CLI::IsMember({"table", "json"}))
-      ->capture_default_str();
-  golden->add_option("--worker-binary", flags->workers.binary,
-                     "The lockstep_worker program. Default: the one beside this program");
   golden->footer("Example: lockstep eval golden --model tests/testdata/qwen3_5 --tp 2");
-  golden->callback([flags, exit_code]() { *exit_code = Run(*flags); });
+  golden->callback([flags, exit_code]() { *exit_code = Run(*flags, EvalAll); });
+
+  CLI::App* perplexity = verb->add_subcommand(
+      "perplexity",
+      "Serve a checkpoint folder on local workers and measure how well it predicts a text, without "
+      "quantized activations. Exit code 5 when that is not what was expected");
+  AddCommon(perplexity, flags.get());
+  perplexity->add_option("--text", flags->text, "The file with the text")
+      ->required()
+      ->check(CLI::ExistingFile);
+  perplexity->add_option("--first-tokens", flags->first_tokens, "Tokens of it. Default (0): all")
+      ->check(CLI::NonNegativeNumber);
+  perplexity->add_option("--expected", flags->expected, "What it is to be")
+      ->check(CLI::PositiveNumber);
+  perplexity->add_option("--tolerance", flags->tolerance, "Relative difference that is allowed")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  perplexity->callback([flags, exit_code]() { *exit_code = Run(*flags, Perplexity); });
 }
 
 }  // namespace cli

@@ -79,11 +79,12 @@ void PrintDelta(const inference::v1::Delta& delta, bool* ids_only) {
 }
 
 int Run(const Flags& flags) {
-  const GenerateRequest request = MakeRequest(flags);
-  if (request.sampling().n() > 1 && !flags.json) {
-    Talk("error: with --n above 1 the outputs come interleaved; add --json");
+  const std::string json_only = flags.sampling.ShownByJsonOnly();
+  if (!json_only.empty() && !flags.json) {
+    Talk(absl::StrCat("error: plain text cannot show what ", json_only, " asks for; add --json"));
     return kExitUsage;
   }
+  const GenerateRequest request = MakeRequest(flags);
   const auto channel = flags.client.Connect();
   if (channel == nullptr) return kExitCannotConnect;
   bool has_tokenizer = false;
@@ -118,11 +119,15 @@ void AddGenerate(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<Flags>();
   flags->client.AddTo(verb);
   flags->sampling.AddTo(verb);
-  verb->add_option("prompt", flags->prompt, "The prompt; - or nothing reads stdin");
+  CLI::Option* prompt =
+      verb->add_option("prompt", flags->prompt, "The prompt; - or nothing reads stdin");
+  CLI::Option* chat =
+      verb->add_flag("--chat", flags->chat, "The prompt is a message of a user to an assistant");
   verb->add_option("--token-ids", flags->token_ids, "The prompt as token ids: 1,2,3")
       ->delimiter(',')
-      ->allow_extra_args(false);
-  verb->add_flag("--chat", flags->chat, "The prompt is a message of a user to an assistant");
+      ->allow_extra_args(false)
+      ->excludes(prompt)
+      ->excludes(chat);
   verb->add_flag("--echo", flags->echo, "Print the prompt first");
   verb->add_flag("--json", flags->json, "Print every event as a line of JSON");
   verb->add_option("--request-id", flags->request_id, "Id of the request, for cancellation");

@@ -1,14 +1,31 @@
 // Flags of the verbs that generate: see sampling_flags.h.
 #include "tools/cli/sampling_flags.h"
 
+#include <limits>
+
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/model.grpc.pb.h"
 
 namespace lockstep {
 namespace cli {
+
+namespace {
+
+// The library's own parsing wraps negative numbers around, cuts large ones off, and takes a leading
+// zero for octal.
+std::string CheckSeed(const std::string& text) {
+  uint64_t seed = 0;
+  const bool plain = text.find_first_not_of("0123456789") == std::string::npos &&
+                     (text.size() == 1 || text[0] != '0');
+  if (plain && absl::SimpleAtoi(text, &seed)) return "";
+  return absl::StrCat(text, " is no number from 0 to ", std::numeric_limits<uint64_t>::max());
+}
+
+}  // namespace
 
 void SamplingFlags::AddTo(CLI::App* app) {
   app_ = app;
@@ -20,7 +37,8 @@ void SamplingFlags::AddTo(CLI::App* app) {
   app->add_option("--presence-penalty", presence_penalty_, "Against tokens that occurred");
   app->add_option("--frequency-penalty", frequency_penalty_, "The same per occurrence");
   app->add_option("--repetition-penalty", repetition_penalty_, "Above 1: against repetition");
-  app->add_option("--seed", seed_, "Equal seeds give equal answers. Default: random");
+  app->add_option("--seed", seed_, "Equal seeds give equal answers. Default: random")
+      ->check(CheckSeed);
   app->add_option("--n", n_, "Outputs to generate. Default 1");
   app->add_option("--min-tokens", min_tokens_, "Do not end before this many tokens");
   app->add_option("--max-tokens", max_tokens_, "End after this many. Default: the context");
@@ -57,6 +75,11 @@ void SamplingFlags::Fill(inference::v1::GenerateRequest* request) const {
   for (const int32_t id : stop_token_ids_) stopping->add_stop_token_ids(id);
   if (ignore_eos_) stopping->set_ignore_eos(true);
   if (include_stop_) stopping->set_include_stop_in_output(true);
+}
+
+std::string SamplingFlags::ShownByJsonOnly() const {
+  if (n_ > 1) return "--n";
+  return logprobs_ >= 0 ? "--logprobs" : "";
 }
 
 std::string Summary(const inference::v1::Finished& finished) {

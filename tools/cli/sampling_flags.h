@@ -20,6 +20,8 @@ class SamplingFlags {
   void AddTo(CLI::App* app);
   // Model, sampling, stopping and output options.
   void Fill(inference::v1::GenerateRequest* request) const;
+  // The flag that was given whose effect plain text cannot show ("--n", "--logprobs"), or "".
+  std::string ShownByJsonOnly() const;
 
   std::string system;  // for chats
   bool think = false;  // for chats
