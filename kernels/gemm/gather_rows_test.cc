@@ -30,7 +30,7 @@ TEST(GatherRowsTest, RowsOfThisRankAndZeros) {
   std::vector<uint8_t> bytes(cuda ? FragmentCodeBytes(WeightFormat::kBF16, kRows, kK)
                                   : kRows * kK * 2);
   if (cuda) {
-    PackFragments(WeightFormat::kBF16, rows, kK, 3, bytes.data());
+    PackFragments(nullptr, WeightFormat::kBF16, rows, kK, 3, bytes.data());
   } else {
     PackRows(rows, kK, 2, bytes.data());
   }

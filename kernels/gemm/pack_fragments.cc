@@ -131,16 +131,26 @@ uint8_t DecodeScale(uint8_t byte) {
   return static_cast<uint8_t>(exponent == 0 ? 0 : (8 | fraction) >> (4 - exponent));
 }
 
+// fn(i) for every i below count.
+template <typename Fn>
+void ForEach(ThreadPool* pool, int64_t count, const Fn& fn) {
+  if (pool != nullptr) {
+    pool->ParallelFor(count, fn);
+  } else {
+    for (int64_t i = 0; i < count; ++i) fn(i);
+  }
+}
+
 // Packs rows of codes; `is_zero(row, block)` says that a block of 16 counts as zeros.
 template <typename IsZero>
-void Pack(WeightFormat format, const std::vector<const uint8_t*>& rows, int64_t k, int leaves,
-          uint8_t* out, IsZero is_zero) {
+void Pack(ThreadPool* pool, WeightFormat format, const std::vector<const uint8_t*>& rows, int64_t k,
+          int leaves, uint8_t* out, IsZero is_zero) {
   const int64_t step_bytes = StepBytes(format);
   const int64_t leaf_steps = k / 16 / leaves;
   CHECK_EQ(leaf_steps * 16 * leaves, k);
   const int64_t n = static_cast<int64_t>(rows.size());
   const Scatterer scatter(format);
-  for (int64_t group = 0; group < CeilDiv(n, kGroupRows); ++group) {
+  ForEach(pool, CeilDiv(n, kGroupRows), [&](int64_t group) {
     for (int64_t leaf = 0; leaf < leaves; ++leaf) {
       uint8_t* base = out + (group * leaves + leaf) * leaf_steps * kLanes * step_bytes;
       for (int64_t step = 0; step < leaf_steps; ++step) {
@@ -162,7 +172,7 @@ void Pack(WeightFormat format, const std::vector<const uint8_t*>& rows, int64_t 
         }
       }
     }
-  }
+  });
 }
 
 }  // namespace
@@ -175,22 +185,22 @@ int64_t FragmentScaleBytes(int64_t n, int64_t k) {
   return CeilDiv(n, kGroupRows) * (k / 16) * kGroupRows;
 }
 
-void PackFragments(WeightFormat format, const std::vector<const uint8_t*>& rows, int64_t k,
-                   int leaves, uint8_t* out) {
+void PackFragments(ThreadPool* pool, WeightFormat format, const std::vector<const uint8_t*>& rows,
+                   int64_t k, int leaves, uint8_t* out) {
   CHECK(format != WeightFormat::kNvfp4) << "NVFP4 is packed with its scales ";
-  Pack(format, rows, k, leaves, out, [](int64_t, int64_t) { return false; });
+  Pack(pool, format, rows, k, leaves, out, [](int64_t, int64_t) { return false; });
 }
 
-void PackNvfp4Fragments(const std::vector<const uint8_t*>& rows,
+void PackNvfp4Fragments(ThreadPool* pool, const std::vector<const uint8_t*>& rows,
                         const std::vector<const uint8_t*>& scale_rows, int64_t k, int leaves,
                         uint8_t* codes, uint8_t* scales) {
   CHECK_EQ(rows.size(), scale_rows.size());
   const int64_t n = static_cast<int64_t>(rows.size());
-  Pack(WeightFormat::kNvfp4, rows, k, leaves, codes,
+  Pack(pool, WeightFormat::kNvfp4, rows, k, leaves, codes,
        [&](int64_t row, int64_t block) { return (scale_rows[row][block] & 0x7f) == 0; });
   const int64_t leaf_steps = k / 16 / leaves;
   const int64_t run = RunOf(WeightFormat::kNvfp4);
-  for (int64_t group = 0; group < CeilDiv(n, kGroupRows); ++group) {
+  ForEach(pool, CeilDiv(n, kGroupRows), [&](int64_t group) {
     for (int64_t block = 0; block < leaf_steps * leaves; ++block) {
       uint8_t* base =
           scales + (group * leaves + block / leaf_steps) * leaf_steps * int64_t{kGroupRows};
@@ -201,7 +211,7 @@ void PackNvfp4Fragments(const std::vector<const uint8_t*>& rows,
             r < n ? EncodeScale(scale_rows[r][block]) : uint8_t{0};
       }
     }
-  }
+  });
 }
 
 uint32_t FragmentCode(WeightFormat format, const uint8_t* packed, int64_t k, int leaves,

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "kernels/gemm/gemm_args.h"
+#include "kernels/runtime/thread_pool.h"
 
 namespace lockstep {
 
@@ -27,12 +28,13 @@ namespace lockstep {
 int64_t FragmentCodeBytes(WeightFormat format, int64_t n, int64_t k);
 int64_t FragmentScaleBytes(int64_t n, int64_t k);
 
-// rows[i] is a row of k BF16 or E4M3 codes as stored. k is a multiple of 16 * leaves.
-void PackFragments(WeightFormat format, const std::vector<const uint8_t*>& rows, int64_t k,
-                   int leaves, uint8_t* out);
+// rows[i] is a row of k BF16 or E4M3 codes as stored. k is a multiple of 16 * leaves. `pool` may be
+// null; it changes speed only.
+void PackFragments(ThreadPool* pool, WeightFormat format, const std::vector<const uint8_t*>& rows,
+                   int64_t k, int leaves, uint8_t* out);
 // rows[i] is a row of k E2M1 codes (even columns in the low nibbles), scale_rows[i] one of k / 16
 // E4M3 scales, none negative.
-void PackNvfp4Fragments(const std::vector<const uint8_t*>& rows,
+void PackNvfp4Fragments(ThreadPool* pool, const std::vector<const uint8_t*>& rows,
                         const std::vector<const uint8_t*>& scale_rows, int64_t k, int leaves,
                         uint8_t* codes, uint8_t* scales);
 

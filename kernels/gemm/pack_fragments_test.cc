@@ -42,7 +42,7 @@ TEST(PackFragmentsTest, EveryCodeIsFoundAgain) {
       const auto rows = Rows(cut.n, cut.k * unit, 1);
       std::vector<uint8_t> packed(FragmentCodeBytes(format, cut.n, cut.k));
       EXPECT_EQ(static_cast<int64_t>(packed.size()), (cut.n + 15) / 16 * 16 * cut.k * unit);
-      PackFragments(format, Pointers(rows), cut.k, cut.leaves, packed.data());
+      PackFragments(nullptr, format, Pointers(rows), cut.k, cut.leaves, packed.data());
       for (int64_t r = 0; r < (cut.n + 15) / 16 * 16; ++r) {
         for (int64_t k = 0; k < cut.k; ++k) {
           uint32_t want = 0;
@@ -67,7 +67,7 @@ TEST(PackFragmentsTest, EveryNvfp4CodeAndScaleIsFoundAgain) {
     scales[0][0] = 0x80;  // a negative zero is a zero
     std::vector<uint8_t> codes(FragmentCodeBytes(format, cut.n, cut.k));
     std::vector<uint8_t> packed_scales(FragmentScaleBytes(cut.n, cut.k));
-    PackNvfp4Fragments(Pointers(rows), Pointers(scales), cut.k, cut.leaves, codes.data(),
+    PackNvfp4Fragments(nullptr, Pointers(rows), Pointers(scales), cut.k, cut.leaves, codes.data(),
                        packed_scales.data());
     for (int64_t r = 0; r < (cut.n + 15) / 16 * 16; ++r) {
       for (int64_t k = 0; k < cut.k; ++k) {
@@ -90,7 +90,7 @@ TEST(PackFragmentsTest, Bf16IsTheOperandOfTheInstruction) {
     for (int c = 0; c < 16; ++c) rows[r][2 * c] = static_cast<uint8_t>(r * 16 + c);
   }
   std::vector<uint8_t> packed(512);
-  PackFragments(WeightFormat::kBF16, Pointers(rows), 16, 1, packed.data());
+  PackFragments(nullptr, WeightFormat::kBF16, Pointers(rows), 16, 1, packed.data());
   for (int lane = 0; lane < 32; ++lane) {
     for (int i = 0; i < 8; ++i) {
       const int row = lane / 4 + (i / 2 % 2) * 8;
@@ -106,7 +106,8 @@ TEST(PackFragmentsTest, ScalesAreNormalNumbers) {
     std::vector<std::vector<uint8_t>> rows(1, std::vector<uint8_t>(8, 0x11));
     std::vector<std::vector<uint8_t>> scales(1, {static_cast<uint8_t>(code)});
     std::vector<uint8_t> codes(128), packed(16);
-    PackNvfp4Fragments(Pointers(rows), Pointers(scales), 16, 1, codes.data(), packed.data());
+    PackNvfp4Fragments(nullptr, Pointers(rows), Pointers(scales), 16, 1, codes.data(),
+                       packed.data());
     const float value = E4M3ToFloat(static_cast<uint8_t>(code));
     if (value == 0.0f) {
       EXPECT_EQ(packed[0], 0);

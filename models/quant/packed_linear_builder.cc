@@ -1,5 +1,6 @@
 // Validation of shards and PackedLinearBuilder: slices of the checkpoint, checked and packed.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -188,18 +189,24 @@ absl::StatusOr<std::vector<const uint8_t*>> PackedLinearBuilder::RowsOf(
   std::vector<const uint8_t*> rows;
   for (const Range& range : shard_.rows) {
     for (int64_t r = range.begin; r < range.begin + range.size; ++r) {
-      const uint8_t* row = tensor.data + (r * row_units + first) * unit_bytes;
-      bool any = false;
-      for (int64_t u = 0; u < units; ++u) any |= is_bad(row + u * unit_bytes);
-      for (int64_t u = 0; any && u < units; ++u) {
-        if (is_bad(row + u * unit_bytes)) {
-          return BadValue(tensor, r * row_units + first + u, bad_text);
-        }
-      }
-      rows.push_back(row);
+      rows.push_back(tensor.data + (r * row_units + first) * unit_bytes);
     }
   }
-  return rows;
+  // The first row with a bad unit, if any.
+  std::atomic<int64_t> bad_row{static_cast<int64_t>(rows.size())};
+  store_->pool()->ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i) {
+    const uint8_t* row = rows[static_cast<size_t>(i)];
+    bool any = false;
+    for (int64_t u = 0; u < units; ++u) any |= is_bad(row + u * unit_bytes);
+    int64_t seen = bad_row.load();
+    while (any && i < seen && !bad_row.compare_exchange_weak(seen, i)) {
+    }
+  });
+  if (bad_row == static_cast<int64_t>(rows.size())) return rows;
+  const uint8_t* row = rows[static_cast<size_t>(bad_row.load())];
+  int64_t unit = (row - tensor.data) / unit_bytes;
+  while (!is_bad(tensor.data + unit * unit_bytes)) ++unit;
+  return BadValue(tensor, unit, bad_text);
 }
 
 absl::Status PackedLinearBuilder::CheckFragments() const {
@@ -227,9 +234,10 @@ absl::StatusOr<const void*> PackedLinearBuilder::PlaceCodes(const TensorInfo& te
     });
   }
   RETURN_IF_ERROR(CheckFragments());
-  return Place(
-      tensor, FragmentCodeBytes(weight_.format, weight_.n, weight_.k), bytes,
-      [&](uint8_t* out) { PackFragments(weight_.format, rows, weight_.k, leaves(), out); });
+  return Place(tensor, FragmentCodeBytes(weight_.format, weight_.n, weight_.k), bytes,
+               [&](uint8_t* out) {
+                 PackFragments(store_->pool(), weight_.format, rows, weight_.k, leaves(), out);
+               });
 }
 
 absl::Status PackedLinearBuilder::PlaceNvfp4(const TensorInfo& codes, const TensorInfo& scales,
@@ -252,11 +260,11 @@ absl::Status PackedLinearBuilder::PlaceNvfp4(const TensorInfo& codes, const Tens
   }
   RETURN_IF_ERROR(CheckFragments());
   std::vector<uint8_t> packed_scales(static_cast<size_t>(FragmentScaleBytes(n, k)));
-  ASSIGN_OR_RETURN(
-      weight_.codes,
-      Place(codes, FragmentCodeBytes(WeightFormat::kNvfp4, n, k), code_bytes, [&](uint8_t* out) {
-        PackNvfp4Fragments(rows, scale_rows, k, leaves(), out, packed_scales.data());
-      }));
+  ASSIGN_OR_RETURN(weight_.codes, Place(codes, FragmentCodeBytes(WeightFormat::kNvfp4, n, k),
+                                        code_bytes, [&](uint8_t* out) {
+                                          PackNvfp4Fragments(store_->pool(), rows, scale_rows, k,
+                                                             leaves(), out, packed_scales.data());
+                                        }));
   ASSIGN_OR_RETURN(
       weight_.block16_scales,
       Place(scales, static_cast<int64_t>(packed_scales.size()), scale_bytes,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -50,7 +51,9 @@ int64_t FirstNonFinite(const uint8_t* data, DType dtype, int64_t count) {
 
 WeightStore::WeightStore(const Checkpoint* checkpoint, DeviceType device, int rank, int world,
                          Counters* counters, ProgressFn progress)
-    : checkpoint_(checkpoint),
+    : pool_(
+          std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, world))),
+      checkpoint_(checkpoint),
       device_(device),
       rank_(rank),
       world_(world),

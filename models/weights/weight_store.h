@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/runtime/counters.h"
 #include "kernels/runtime/device_buffer.h"
+#include "kernels/runtime/thread_pool.h"
 #include "models/weights/checkpoint.h"
 #include "models/weights/shard_spec.h"
 
@@ -49,6 +50,8 @@ class WeightStore {
   int rank() const { return rank_; }
   int world() const { return world_; }
   DeviceType device() const { return device_; }
+  // Threads to check and pack weights with.
+  ThreadPool* pool() { return &pool_; }
 
   // Marks a tensor as used by this model: tensors that nobody used are an error at the end
   // (Leftovers). NotFound names it. Using a tensor twice is fine (tied heads).
@@ -95,6 +98,7 @@ class WeightStore {
   uint64_t shard_digest() const { return shard_digest_; }
 
  private:
+  ThreadPool pool_;
   const Checkpoint* checkpoint_;
   DeviceType device_;
   int rank_, world_;

@@ -149,9 +149,9 @@ PackedPart::PackedPart(const TestWeight& w, int64_t row_begin, int64_t rows, int
     PackRows(code_rows, k / per_unit, static_cast<int>(unit_bytes), codes.data());
     if (nvfp4) PackRows(scale_rows, k / 16, 1, block16.data());
   } else if (nvfp4) {
-    PackNvfp4Fragments(code_rows, scale_rows, k, leaves, codes.data(), block16.data());
+    PackNvfp4Fragments(nullptr, code_rows, scale_rows, k, leaves, codes.data(), block16.data());
   } else {
-    PackFragments(c.format, code_rows, k, leaves, codes.data());
+    PackFragments(nullptr, c.format, code_rows, k, leaves, codes.data());
   }
   weight_.codes = Place(codes);
   if (nvfp4) weight_.block16_scales = Place(block16);
