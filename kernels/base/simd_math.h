@@ -29,6 +29,39 @@ inline float ReduceAdd(F32x16 x) {
 #endif
 }
 
+#if defined(LOCKSTEP_ISA_AVX2)
+// The last two levels of the trees of eight vectors, four[i] = the four sums of vector i, then
+// those of vector i + 4.
+inline __m256 ReduceFours(const __m256 (&four)[4]) {
+  __m256 two[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256 a = four[2 * i], b = four[2 * i + 1];
+    two[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+  }
+  return _mm256_add_ps(_mm256_shuffle_ps(two[0], two[1], 0x88),
+                       _mm256_shuffle_ps(two[0], two[1], 0xdd));
+}
+
+// Lane i is ReduceAdd(sums(i)). The sums are taken two at a time: all of them do not fit into the
+// registers.
+template <typename Sums>
+inline F32x16 ReduceAddOf(const Sums& sums) {
+  const auto half = [&](int first) __attribute__((always_inline)) {
+    __m256 four[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const F32x16 x = sums(first + i), y = sums(first + i + 4);
+      const __m256 eight_x = _mm256_add_ps(x.a, x.b), eight_y = _mm256_add_ps(y.a, y.b);
+      four[i] = _mm256_add_ps(_mm256_permute2f128_ps(eight_x, eight_y, 0x20),
+                              _mm256_permute2f128_ps(eight_x, eight_y, 0x31));
+    }
+    return ReduceFours(four);
+  };
+  return {half(0), half(8)};
+}
+#endif
+
 // Lane i is ReduceAdd(x[i]), by the same tree: the sixteen trees go up side by side.
 inline F32x16 ReduceAdd16(const F32x16 (&x)[16]) {
 #if defined(LOCKSTEP_ISA_AVX512)
@@ -52,6 +85,8 @@ inline F32x16 ReduceAdd16(const F32x16 (&x)[16]) {
   }
   return {_mm512_add_ps(_mm512_shuffle_ps(two[0], two[1], 0x88),
                         _mm512_shuffle_ps(two[0], two[1], 0xdd))};
+#elif defined(LOCKSTEP_ISA_AVX2)
+  return ReduceAddOf([&](int i) __attribute__((always_inline)) { return x[i]; });
 #else
   float sums[16];
   for (int i = 0; i < 16; ++i) sums[i] = ReduceAdd(x[i]);
@@ -69,6 +104,15 @@ inline void StoreAs(BF16* p, F32x16 x) { StoreBF16(reinterpret_cast<uint16_t*>(p
 // ascending, one fused multiply-add each) and one tree. dim is a multiple of 16.
 template <typename T>
 inline F32x16 Dots16(const T* rows, int64_t stride, const float* x, int64_t dim) {
+#if defined(LOCKSTEP_ISA_AVX2)
+  return ReduceAddOf([&](int i) __attribute__((always_inline)) {
+    F32x16 sum = Fma(LoadAs(rows + i * stride), Load(x), Zero());
+    for (int64_t c = 16; c < dim; c += 16) {
+      sum = Fma(LoadAs(rows + i * stride + c), Load(x + c), sum);
+    }
+    return sum;
+  });
+#else
   F32x16 sums[16];
   const F32x16 first = Load(x);
 #pragma GCC unroll 16
@@ -79,6 +123,7 @@ inline F32x16 Dots16(const T* rows, int64_t stride, const float* x, int64_t dim)
     for (int i = 0; i < 16; ++i) sums[i] = Fma(LoadAs(rows + i * stride + c), v, sums[i]);
   }
   return ReduceAdd16(sums);
+#endif
 }
 
 inline F32x16 ExpOf(F32x16 x) {
