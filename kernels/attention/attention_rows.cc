@@ -1,7 +1,7 @@
-// Attention of one query row over its key blocks, ascending. A score has sixteen lanes (dimension
-// mod 16, ascending, one fused multiply-add each) and one tree; an output element takes its values
-// in ascending position with one fused multiply-add each. The running maximum, sum and output are
-// rescaled once per block.
+// Attention of one query row over its key blocks, ascending, several query heads of a kv head side
+// by side. A score has sixteen lanes (dimension mod 16, ascending, one fused multiply-add each) and
+// one tree; an output element takes its values in ascending position with one fused multiply-add
+// each. The running maximum, sum and output are rescaled once per block.
 #include "kernels/attention/attention_rows.h"
 
 #include "kernels/base/simd_math.h"
@@ -12,31 +12,30 @@ namespace {
 
 constexpr float kNegativeInfinity = -__builtin_inff();
 
+constexpr int kHeadsAtOnce = 4;  // query heads that share a pass over keys and values
+
 struct Softmax {
-  float maximum = kNegativeInfinity;
-  float sum = 0.0f;
-  float out[kMaxHeadDim] = {};
+  float q[kMaxHeadDim];
+  float maximum;
+  float sum;
+  float out[kMaxHeadDim];
 };
 
-// Adds the first `count` positions of one cache block.
-template <typename Cache>
-void AddBlock(const float* q, const Cache* keys, const Cache* values, int64_t count, int64_t dim,
-              float scale, Softmax* state) {
-  float p[kKeyBlock];
+// p[0, count) become exp(p - maximum), where the maximum includes the earlier blocks'; entries up
+// to the next multiple of 16 are of no meaning. What the sum and output so far are to be multiplied
+// with.
+float AddScores(int64_t count, float* p, Softmax* state) {
   float maximum = state->maximum;
-  // The cache holds whole blocks: keys past `count` may be read, what they give is dropped.
-  for (int64_t j = 0; j < count; j += 16) {
-    Store(p + j, Mul(Dots16(keys + j * dim, dim, q, dim), Set(scale)));
-  }
-  for (int64_t j = count; j < kKeyBlock; ++j) p[j] = kNegativeInfinity;
+  const int64_t lanes = (count + 15) / 16 * 16;
+  for (int64_t j = count; j < lanes; ++j) p[j] = kNegativeInfinity;
   float largest[16];
   for (int l = 0; l < 16; ++l) largest[l] = maximum;
-  for (int64_t j = 0; j < kKeyBlock; j += 16) {
+  for (int64_t j = 0; j < lanes; j += 16) {
     for (int l = 0; l < 16; ++l) largest[l] = p[j + l] > largest[l] ? p[j + l] : largest[l];
   }
   for (int l = 0; l < 16; ++l) maximum = largest[l] > maximum ? largest[l] : maximum;
   F32x16 sums = Zero();
-  for (int64_t j = 0; j < kKeyBlock; j += 16) {
+  for (int64_t j = 0; j < lanes; j += 16) {
     const F32x16 e = ExpOf(Sub(Load(p + j), Set(maximum)));
     Store(p + j, e);
     sums = Add(sums, e);
@@ -44,66 +43,115 @@ void AddBlock(const float* q, const Cache* keys, const Cache* values, int64_t co
   const float rescale = Exp(state->maximum - maximum);
   state->maximum = maximum;
   state->sum = state->sum * rescale + ReduceAdd(sums);
-  for (int64_t i = 0; i < dim; i += 64) {
-    const int64_t width = dim - i < 64 ? dim - i : 64;
-    F32x16 acc[4] = {Zero(), Zero(), Zero(), Zero()};
-    for (int64_t w = 0; w < width; w += 16) {
-      acc[w / 16] = Mul(Load(state->out + i + w), Set(rescale));
+  return rescale;
+}
+
+// out = out * rescale + sum over j of p[j] values[j], for kVectors vectors of values from `begin`.
+template <int kHeads, int kVectors, typename Cache>
+void AddValues(const Cache* values, int64_t begin, int64_t count, int64_t dim,
+               const float (*p)[kKeyBlock], const float* rescale, Softmax* states) {
+  F32x16 acc[kHeads][kVectors];
+#pragma GCC unroll 4
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kVectors; ++u) {
+      acc[h][u] = Mul(Load(states[h].out + begin + 16 * u), Set(rescale[h]));
     }
-    if (width == 64) {
-      for (int64_t j = 0; j < count; ++j) {
-        const F32x16 weight = Set(p[j]);
-        const Cache* v = values + j * dim + i;
-        acc[0] = Fma(weight, LoadAs(v), acc[0]);
-        acc[1] = Fma(weight, LoadAs(v + 16), acc[1]);
-        acc[2] = Fma(weight, LoadAs(v + 32), acc[2]);
-        acc[3] = Fma(weight, LoadAs(v + 48), acc[3]);
-      }
-    } else {
-      for (int64_t j = 0; j < count; ++j) {
-        for (int64_t w = 0; w < width; w += 16) {
-          acc[w / 16] = Fma(Set(p[j]), LoadAs(values + j * dim + i + w), acc[w / 16]);
-        }
-      }
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    F32x16 v[kVectors];
+#pragma GCC unroll 4
+    for (int u = 0; u < kVectors; ++u) v[u] = LoadAs(values + j * dim + begin + 16 * u);
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) {
+      const F32x16 weight = Set(p[h][j]);
+#pragma GCC unroll 4
+      for (int u = 0; u < kVectors; ++u) acc[h][u] = Fma(weight, v[u], acc[h][u]);
     }
-    for (int64_t w = 0; w < width; w += 16) Store(state->out + i + w, acc[w / 16]);
+  }
+#pragma GCC unroll 4
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kVectors; ++u) Store(states[h].out + begin + 16 * u, acc[h][u]);
   }
 }
 
-template <typename Act, typename Cache>
-void HeadRow(const AttentionProblem& p, int64_t sequence, int64_t t, int64_t kv_head, int64_t h) {
+// Adds the first `count` positions of one cache block to the heads of `states`.
+template <int kHeads, typename Cache>
+void AddBlock(const Cache* keys, const Cache* values, int64_t count, int64_t dim, float scale,
+              Softmax* states) {
+  float p[kHeads][kKeyBlock];
+  const float* q[kHeads];
+  for (int h = 0; h < kHeads; ++h) q[h] = states[h].q;
+  // The cache holds whole blocks: keys past `count` may be read, what they give is dropped.
+  for (int64_t j = 0; j < count; j += 16) {
+    F32x16 scores[kHeads];
+    Dots16<kHeads>(keys + j * dim, dim, q, dim, scores);
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) Store(p[h] + j, Mul(scores[h], Set(scale)));
+  }
+  float rescale[kHeads];
+  for (int h = 0; h < kHeads; ++h) rescale[h] = AddScores(count, p[h], &states[h]);
+    // Eight registers of sums fill the pipeline.
+#if defined(LOCKSTEP_ISA_AVX512)
+  constexpr int kVectors = kHeads == 4 ? 2 : 4;
+#else
+  constexpr int kVectors = kHeads == 4 ? 1 : kHeads == 2 ? 2 : 4;
+#endif
+  int64_t i = 0;
+  for (; i + 16 * kVectors <= dim; i += 16 * kVectors) {
+    AddValues<kHeads, kVectors>(values, i, count, dim, p, rescale, states);
+  }
+  for (; i < dim; i += 16) AddValues<kHeads, 1>(values, i, count, dim, p, rescale, states);
+}
+
+// Query heads [h, h + kHeads) of one kv head.
+template <int kHeads, typename Act, typename Cache>
+void HeadRows(const AttentionProblem& p, int64_t sequence, int64_t t, int64_t kv_head, int64_t h) {
   const int64_t dim = p.head_dim;
-  const Act* q_row = static_cast<const Act*>(p.q) + t * p.q_stride + h * dim;
-  float q[kMaxHeadDim];
-  for (int64_t i = 0; i < dim; i += 16) Store(q + i, LoadAs(q_row + i));
+  Softmax states[kHeads];
+  for (int n = 0; n < kHeads; ++n) {
+    const Act* q_row = static_cast<const Act*>(p.q) + t * p.q_stride + (h + n) * dim;
+    for (int64_t i = 0; i < dim; i += 16) {
+      Store(states[n].q + i, LoadAs(q_row + i));
+      Store(states[n].out + i, Zero());
+    }
+    states[n].maximum = kNegativeInfinity;
+    states[n].sum = 0.0f;
+  }
   const int32_t* table = p.block_table + sequence * p.block_table_stride;
   const int64_t keys_count = int64_t{p.positions[t]} + 1;
-  Softmax state;
   for (int64_t begin = 0; begin < keys_count; begin += kKeyBlock) {
     const int64_t block = table[begin / kKeyBlock];
     const int64_t offset = (block * p.num_kv_heads + kv_head) * kKeyBlock * dim;
     const int64_t left = keys_count - begin;
-    AddBlock(q, static_cast<const Cache*>(p.keys) + offset,
-             static_cast<const Cache*>(p.values) + offset, left < kKeyBlock ? left : kKeyBlock, dim,
-             p.scale, &state);
+    AddBlock<kHeads>(static_cast<const Cache*>(p.keys) + offset,
+                     static_cast<const Cache*>(p.values) + offset,
+                     left < kKeyBlock ? left : kKeyBlock, dim, p.scale, states);
   }
-  Act* out = static_cast<Act*>(p.out) + t * p.out_stride + h * dim;
-  const F32x16 inverse = Set(1.0f / state.sum);
-  for (int64_t i = 0; i < dim; i += 16) StoreAs(out + i, Mul(Load(state.out + i), inverse));
-  if (!p.output_gate) return;
-  const Act* gate =
-      static_cast<const Act*>(p.q_and_gate) + t * p.q_and_gate_stride + (2 * h + 1) * dim;
-  for (int64_t i = 0; i < dim; i += 16) {
-    StoreAs(out + i, Mul(LoadAs(out + i), SigmoidOf(LoadAs(gate + i))));
+  for (int n = 0; n < kHeads; ++n) {
+    Act* out = static_cast<Act*>(p.out) + t * p.out_stride + (h + n) * dim;
+    const F32x16 inverse = Set(1.0f / states[n].sum);
+    for (int64_t i = 0; i < dim; i += 16) StoreAs(out + i, Mul(Load(states[n].out + i), inverse));
+    if (!p.output_gate) continue;
+    const Act* gate =
+        static_cast<const Act*>(p.q_and_gate) + t * p.q_and_gate_stride + (2 * (h + n) + 1) * dim;
+    for (int64_t i = 0; i < dim; i += 16) {
+      StoreAs(out + i, Mul(LoadAs(out + i), SigmoidOf(LoadAs(gate + i))));
+    }
   }
 }
 
 template <typename Act, typename Cache>
 void Run(const AttentionProblem& p, int64_t sequence, int64_t t, int64_t kv_head) {
   const int64_t group = p.num_q_heads / p.num_kv_heads;
-  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    HeadRow<Act, Cache>(p, sequence, t, kv_head, h);
+  const int64_t end = (kv_head + 1) * group;
+  int64_t h = kv_head * group;
+  for (; h + kHeadsAtOnce <= end; h += kHeadsAtOnce) {
+    HeadRows<kHeadsAtOnce, Act, Cache>(p, sequence, t, kv_head, h);
   }
+  for (; h + 2 <= end; h += 2) HeadRows<2, Act, Cache>(p, sequence, t, kv_head, h);
+  if (h < end) HeadRows<1, Act, Cache>(p, sequence, t, kv_head, h);
 }
 
 }  // namespace

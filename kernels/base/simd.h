@@ -249,6 +249,24 @@ inline void StoreLanes(float* p, F32x16 a, int n) {
   Store(lanes, a);
   std::memcpy(p, lanes, static_cast<size_t>(n) * 4);
 }
+#if defined(LOCKSTEP_ISA_AVX2)
+// Eight results in the lower halves of the lanes.
+inline __m256i RoundToBF16(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i upper = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+  const __m256i number = _mm256_srli_epi32(
+      _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+  const __m256i nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(number, nan, is_nan);
+}
+inline void RoundToBF16(F32x16 x, uint16_t* rounded) {
+  // Packing takes turns between the halves of its operands.
+  const __m256i packed = _mm256_packus_epi32(RoundToBF16(x.a), RoundToBF16(x.b));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+#else
 inline void RoundToBF16(F32x16 a, uint16_t* rounded) {
   uint32_t bits[16];
   float lanes[16];
@@ -260,6 +278,7 @@ inline void RoundToBF16(F32x16 a, uint16_t* rounded) {
     rounded[i] = static_cast<uint16_t>((bits[i] & 0x7fffffffu) > 0x7f800000u ? nan : number);
   }
 }
+#endif
 inline void StoreBF16(uint16_t* p, F32x16 a) { RoundToBF16(a, p); }
 inline void StoreBF16Lanes(uint16_t* p, F32x16 a, int n) {
   uint16_t rounded[16];

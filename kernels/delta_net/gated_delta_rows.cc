@@ -39,6 +39,13 @@ struct Row {
   int64_t index;            // j
 };
 
+// The dot products of sixteen rows with k and q.
+void DotsKq(const float* rows, int64_t stride, const Row& row, int64_t dim, F32x16 (&dots)[2]) {
+  const float* const x[2] = {row.k, row.q};
+  if (dim == 32) return Dots16<2>(rows, stride, x, 32, dots);  // unrolled
+  Dots16<2>(rows, stride, x, dim, dots);
+}
+
 // Caches of one value head in one slot.
 struct Head {
   float* state;  // [v_dim, k_dim]
@@ -94,18 +101,42 @@ inline void AddRows(const Head& head, int64_t v, int64_t j, const float* ck, con
   }
 }
 
+constexpr int64_t kGateLanes = 16;
+
+// What one row needs for up to sixteen value heads, one per lane.
+struct Gates {
+  float beta[kGateLanes];
+  float from_grid[kGateLanes];  // exp(G_j)
+};
+
+// Gates of `count` heads from `first_head`; writes their G_j.
+template <typename Act>
+void ComputeGates(const DeltaNetProblem& p, int64_t slot, int64_t t, int64_t j, int64_t first_head,
+                  int64_t count, Gates* gates) {
+  const Act* b = static_cast<const Act*>(p.b) + t * p.b_stride + first_head;
+  const Act* a = static_cast<const Act*>(p.a) + t * p.a_stride + first_head;
+  float* ring = p.ring_g + (slot * kDeltaNetGrid + j) * p.num_v_heads + first_head;
+  float x[kGateLanes] = {}, rate[kGateLanes] = {}, step[kGateLanes] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    x[i] = ToFloat(b[i]);
+    rate[i] = ReadScalar(p.a_log, p.a_log_bf16, first_head + i);
+    step[i] = ToFloat(a[i]) + ReadScalar(p.dt_bias, p.dt_bias_bf16, first_head + i);
+  }
+  Store(gates->beta, SigmoidOf(Load(x)));
+  Store(rate, ExpOf(Load(rate)));
+  Store(step, SoftplusOf(Load(step)));
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = -rate[i] * step[i];
+    x[i] = j == 0 ? g : ring[i - p.num_v_heads] + g;
+    ring[i] = x[i];
+  }
+  Store(gates->from_grid, ExpOf(Load(x)));
+}
+
 template <typename Act>
 void HeadRow(const DeltaNetProblem& p, const Row& row, const Head& head, int64_t t, int64_t h,
-             const float* norm_weight) {
+             float beta, float from_grid, const float* norm_weight) {
   const int64_t j = row.index;
-  const float beta = Sigmoid(ToFloat(static_cast<const Act*>(p.b)[t * p.b_stride + h]));
-  const float a = ToFloat(static_cast<const Act*>(p.a)[t * p.a_stride + h]);
-  const float g = -Exp(ReadScalar(p.a_log, p.a_log_bf16, h)) *
-                  Softplus(a + ReadScalar(p.dt_bias, p.dt_bias_bf16, h));
-  const float g_j = j == 0 ? g : head.g[(j - 1) * head.g_stride] + g;
-  head.g[j * head.g_stride] = g_j;
-  const float from_grid = Exp(g_j);
-
   float ck[kDeltaNetGrid], cq[kDeltaNetGrid];
   Decays(head, j, ck);
   for (int64_t i = 0; i <= j; i += 16) {
@@ -126,14 +157,13 @@ void HeadRow(const DeltaNetProblem& p, const Row& row, const Head& head, int64_t
   float o[kMaxDeltaNetDim];
   F32x16 squares = Zero();
   for (int64_t v = 0; v < p.v_dim; v += 16) {
-    const float* state = head.state + v * p.k_dim;
-    const F32x16 state_k = Dots16(state, p.k_dim, row.k, p.k_dim);
-    const F32x16 state_q = Dots16(state, p.k_dim, row.q, p.k_dim);
-    const F32x16 old = Mul(Set(from_grid), state_k);
+    F32x16 state_kq[2];
+    DotsKq(head.state + v * p.k_dim, p.k_dim, row, p.k_dim, state_kq);
+    const F32x16 old = Mul(Set(from_grid), state_kq[0]);
     const F32x16 d = Mul(Set(beta), Sub(Sub(LoadAs(values + v), old), sums_k[v / 16]));
     Store(head.d + j * head.d_stride + v, d);
     const F32x16 sum_q = Fma(Set(cq[j]), d, sums_q[v / 16]);
-    const F32x16 o_v = Add(Mul(Set(from_grid), state_q), sum_q);
+    const F32x16 o_v = Add(Mul(Set(from_grid), state_kq[1]), sum_q);
     Store(o + v, o_v);
     squares = Fma(o_v, o_v, squares);
   }
@@ -209,11 +239,20 @@ void Run(const DeltaNetProblem& p, int64_t sequence, int64_t k_head) {
     }
     for (int64_t i = 0; i <= row.index; i += 16) {
       const float* rows = keys + i * k_stride;
-      Store(row.kk + i, Dots16(rows, k_stride, row.k, p.k_dim));
-      Store(row.kq + i, Dots16(rows, k_stride, row.q, p.k_dim));
+      F32x16 dots[2];
+      DotsKq(rows, k_stride, row, p.k_dim, dots);
+      Store(row.kk + i, dots[0]);
+      Store(row.kq + i, dots[1]);
     }
-    for (int64_t h = first_head; h < first_head + ratio; ++h) {
-      HeadRow<Act>(p, row, HeadOf(p, slot, h), t, h, norm_weight);
+    Gates gates;
+    for (int64_t i = 0; i < ratio; ++i) {
+      const int64_t lane = i % kGateLanes, h = first_head + i;
+      if (lane == 0) {
+        const int64_t left = ratio - i;
+        ComputeGates<Act>(p, slot, t, row.index, h, left < kGateLanes ? left : kGateLanes, &gates);
+      }
+      HeadRow<Act>(p, row, HeadOf(p, slot, h), t, h, gates.beta[lane], gates.from_grid[lane],
+                   norm_weight);
     }
     ++position;
     if (position % kDeltaNetGrid != 0) continue;

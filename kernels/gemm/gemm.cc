@@ -121,9 +121,10 @@ absl::Status GemmCpu(ExecContext* ctx, const Problem& problem) {
 
   const TaskFn task = TaskOf(GetCpuIsa());
   const int64_t blocks = CeilDiv(CeilDiv(weight.n, kGroupRows), kTaskGroups);
-  // Tiles of one block of rows follow each other: its weights stay in the cache.
-  ctx->pool->ParallelFor(blocks * num_tiles, [&](int64_t i) {
-    task(args, i / num_tiles * kTaskGroups, i % num_tiles * kTileTokens);
+  const int64_t parts = CeilDiv(m, kTaskTokens);
+  // Tasks of one block of rows follow each other: its weights stay in the cache.
+  ctx->pool->ParallelFor(blocks * parts, [&](int64_t i) {
+    task(args, i / parts * kTaskGroups, i % parts * kTaskTokens);
   });
   return absl::OkStatus();
 }

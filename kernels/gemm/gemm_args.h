@@ -45,6 +45,7 @@ struct BlockRows {
 constexpr int kGroupRows = 16;   // rows per packed group
 constexpr int kTaskGroups = 4;   // groups per task
 constexpr int kTileTokens = 16;  // rows of x per tile
+constexpr int kTaskTokens = 64;  // rows of x per task: whole tiles
 constexpr int kMaxShards = 8;    // virtual shards of one rank
 
 struct GemmArgs {

@@ -29,7 +29,9 @@ def cpu_simd_library(name, srcs, hdrs = [], deps = [], copts = []):
             name = part,
             srcs = srcs,
             textual_hdrs = hdrs,
-            copts = ["-O3"] + isa_copts + copts,
+            # Comparisons may be done for lanes that do not need them, so that loops with a choice in
+            # them become vectors: no value depends on it, only exception flags, which nobody reads.
+            copts = ["-O3", "-fno-trapping-math"] + isa_copts + copts,
             local_defines = [
                 "LOCKSTEP_ISA=" + isa,
                 "LOCKSTEP_ISA_%s=1" % isa.upper(),

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <limits>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -37,19 +39,49 @@ absl::Status ToAbsl(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-absl::Status RunRequest(inference::v1::InferenceService::Stub* stub,
-                        const inference::v1::GenerateRequest& request, RequestTrace* trace) {
-  grpc::ClientContext context;
-  trace->sent = Now();
-  auto reader = stub->Generate(&context, request);
-  inference::v1::GenerateEvent event;
-  while (reader->Read(&event)) {
-    const double now = Now();
-    trace->tokens.insert(trace->tokens.end(), static_cast<size_t>(event.delta().token_ids_size()),
-                         now);
+// One call. Its events are taken by the threads of the gRPC library: a thread of its own for every
+// stream would cost the machine more wake-ups, which the server may need, than the call itself.
+class AnswerReader : public grpc::ClientReadReactor<inference::v1::GenerateEvent> {
+ public:
+  AnswerReader(inference::v1::InferenceService::Stub* stub,
+               const inference::v1::GenerateRequest& request, RequestTrace* trace)
+      : trace_(trace) {
+    trace_->sent = Now();
+    stub->async()->Generate(&context_, &request, this);
+    StartRead(&event_);
+    StartCall();
   }
-  return ToAbsl(reader->Finish());
-}
+
+  // Blocks until the call has ended; `request` and `trace` may go then.
+  absl::Status Wait() {
+    std::unique_lock<std::mutex> lock(mu_);
+    ended_.wait(lock, [this] { return done_; });
+    return status_;
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    trace_->tokens.insert(trace_->tokens.end(),
+                          static_cast<size_t>(event_.delta().token_ids_size()), Now());
+    StartRead(&event_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    std::lock_guard<std::mutex> lock(mu_);
+    status_ = ToAbsl(status);
+    done_ = true;
+    ended_.notify_one();  // under the lock: the waiting thread destroys this right after
+  }
+
+ private:
+  grpc::ClientContext context_;
+  inference::v1::GenerateEvent event_;
+  RequestTrace* const trace_;
+  std::mutex mu_;
+  std::condition_variable ended_;
+  bool done_ = false;    // guarded by mu_
+  absl::Status status_;  // guarded by mu_
+};
 
 absl::Status ReadStatus(const std::shared_ptr<grpc::Channel>& channel,
                         inference::v1::ServerStatus* status) {
@@ -69,7 +101,8 @@ absl::Status RunStream(const std::shared_ptr<grpc::Channel>& channel, const Benc
   std::mt19937_64 random(options.seed * 1000003 + static_cast<uint64_t>(stream));
   for (int i = 0; i <= options.requests; ++i) {
     RequestTrace trace;
-    const absl::Status status = RunRequest(stub.get(), MakeRequest(options, &random), &trace);
+    const inference::v1::GenerateRequest request = MakeRequest(options, &random);
+    const absl::Status status = AnswerReader(stub.get(), request, &trace).Wait();
     if (!status.ok()) return status;
     if (i > 0) traces->push_back(std::move(trace));  // the first one warms up
   }
