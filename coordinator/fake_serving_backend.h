@@ -2,15 +2,17 @@
 // sink, or `auto_tokens` makes the fake answer at once.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "coordinator/errors.h"
 #include "coordinator/serving_backend.h"
@@ -28,33 +30,32 @@ class FakeServingBackend : public ServingBackend {
 
   // ---- for the test ----
   void SetModel(absl::StatusOr<std::shared_ptr<const ServedModel>> model) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     model_ = std::move(model);
   }
   void SetSubmitError(const absl::Status& status) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     submit_error_ = status;
   }
   // >= 0: Submit answers by itself with that many tokens "t0 ", "t1 ", ...
   void SetAutoTokens(int tokens) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     auto_tokens_ = tokens;
   }
   // Waits until `count` requests were submitted; returns the last of them.
   std::shared_ptr<Entry> WaitForRequest(size_t count) {
-    absl::MutexLock lock(&mutex_);
+    std::unique_lock<std::mutex> lock(mu_);
     const auto arrived = [this, count]() { return entries_.size() >= count; };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&arrived), absl::Seconds(20))) return nullptr;
+    if (!changed_.wait_for(lock, kPatience, arrived)) return nullptr;
     return entries_[count - 1];
   }
   // Waits until the request was cancelled.
   bool WaitForCancel(const std::shared_ptr<Entry>& entry) {
-    absl::MutexLock lock(&mutex_);
-    const auto cancelled = [&entry]() { return !entry->cancelled_with.ok(); };
-    return mutex_.AwaitWithTimeout(absl::Condition(&cancelled), absl::Seconds(20));
+    std::unique_lock<std::mutex> lock(mu_);
+    return changed_.wait_for(lock, kPatience, [&entry]() { return !entry->cancelled_with.ok(); });
   }
   absl::Status CancelledWith(const std::shared_ptr<Entry>& entry) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     return entry->cancelled_with;
   }
 
@@ -88,24 +89,25 @@ class FakeServingBackend : public ServingBackend {
 
   // ---- ServingBackend ----
   absl::StatusOr<std::shared_ptr<const ServedModel>> Model() const override {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     return model_;
   }
   absl::Status Ready() const override {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     return model_.status();
   }
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) override {
     auto entry = std::make_shared<Entry>();
     int tokens;
     {
-      absl::MutexLock lock(&mutex_);
+      std::lock_guard<std::mutex> lock(mu_);
       if (!submit_error_.ok()) return submit_error_;
       entry->spec = std::move(spec);
       entry->sink = std::move(sink);
       entry->done = auto_tokens_ >= 0;
       entries_.push_back(entry);
       tokens = auto_tokens_;
+      changed_.notify_all();
     }
     if (tokens < 0) return absl::OkStatus();
     SendAccepted(*entry);
@@ -117,7 +119,7 @@ class FakeServingBackend : public ServingBackend {
   CancelResult Cancel(const std::string& request_id, const absl::Status& status) override {
     std::shared_ptr<Entry> found;
     {
-      absl::MutexLock lock(&mutex_);
+      std::lock_guard<std::mutex> lock(mu_);
       for (const auto& entry : entries_) {
         if (entry->spec.request_id == request_id) found = entry;
       }
@@ -125,6 +127,7 @@ class FakeServingBackend : public ServingBackend {
       if (found->done) return CancelResult::kAlreadyFinished;
       found->done = true;
       found->cancelled_with = status;
+      changed_.notify_all();
     }
     found->sink->OnDone(status);
     return CancelResult::kCancelled;
@@ -137,7 +140,11 @@ class FakeServingBackend : public ServingBackend {
   }
 
  private:
-  mutable absl::Mutex mutex_;
+  static constexpr std::chrono::seconds kPatience{20};
+
+  mutable std::mutex mu_;
+  std::condition_variable changed_;
+  // Guarded by mu_:
   absl::StatusOr<std::shared_ptr<const ServedModel>> model_ =
       absl::UnavailableError("no model was set");
   absl::Status submit_error_;

@@ -46,7 +46,9 @@ Function Absl(const std::string& name) {
 
 }  // namespace
 
-// ---- absl::Mutex: whoever gets the lock sees all that happened before it was given up
+// ---- absl::Mutex: whoever gets the lock sees all that happened before it was given up. Waiting
+// for an absl::Condition is not covered, because the package evaluates it with the lock taken by
+// itself: wait with a condition variable.
 
 namespace absl {
 ABSL_NAMESPACE_BEGIN
