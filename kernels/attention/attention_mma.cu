@@ -123,8 +123,8 @@ struct Config {
   static constexpr int kThreads = 128 * kGroups;
   static constexpr int kRowBytes = 2 * kDim;
   static constexpr int kTileBytes = kBlock * kRowBytes;
-  // Tiles of keys or values in flight: about 96 KiB of them.
-  static constexpr int kStages = kDim == 256 ? 3 : 6;
+  // Tiles of keys or values in shared memory. A walk uses two at once.
+  static constexpr int kStages = kDim != 256 ? 6 : kWalk ? 5 : 3;
   static constexpr int kQBuffers = kWalk ? 1 : kStages / 2 + 1;
   static constexpr int kUnits = 8;  // more than are ever known at once
   static constexpr int kQBytes = kRows * kRowBytes;
@@ -186,6 +186,16 @@ __device__ void StoreOutput(const AttentionProblem& p, int64_t t, int64_t h, int
   *reinterpret_cast<__nv_bfloat162*>(out) = y;
 }
 
+// The four warps that share rows.
+template <int kGroups>
+__device__ void SyncRowGroup(int row_group) {
+  if (kGroups == 1) {
+    __syncthreads();
+  } else {
+    asm volatile("bar.sync %0, 128;" ::"r"(row_group + 1) : "memory");
+  }
+}
+
 template <int kDim, int kTiles, int kGroups, bool kWalk>
 __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
     AttentionKernel(const AttentionProblem p, int num_tiles_bound) {
@@ -218,6 +228,7 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
   Unit load = FindUnit<C, kWalk>(p, blockIdx.x, num_tiles_bound);
   int load_index = blockIdx.x, load_count = 0, load_block = 0, load_tile = 0, next_page = 0;
   bool load_values = false;
+  int load_value_block = 0, page_of_even = 0, page_of_odd = 0;  // of a walk
   const auto begin_unit = [&] {
     if (thread == 0) units[load_count % C::kUnits] = load;
     if (!load.valid) return;
@@ -227,18 +238,31 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
   begin_unit();
   const auto load_next = [&] {
     if (load.valid) {
-      const int64_t tile = (static_cast<int64_t>(next_page) * heads + load.kv_head) * kBlock * kDim;
+      int block = load_block, page = next_page;
+      if (kWalk) {
+        // Keys of block n + 1 come before values of block n.
+        load_values = load_block == load.end_block || load_block == load_value_block + 2;
+        if (load_values) {
+          block = load_value_block;
+          page = block % 2 == 0 ? page_of_even : page_of_odd;
+        } else if (block % 2 == 0) {
+          page_of_even = page;
+        } else {
+          page_of_odd = page;
+        }
+      }
+      const int64_t tile = (static_cast<int64_t>(page) * heads + load.kv_head) * kBlock * kDim;
       const __nv_bfloat16* from =
           static_cast<const __nv_bfloat16*>(load_values ? p.values : p.keys) + tile;
       const uint32_t to = stages + load_tile % C::kStages * C::kTileBytes;
-      const int rows = load.max_position + 1 - load_block * kBlock;
+      const int rows = load.max_position + 1 - block * kBlock;
 #pragma unroll
       for (int i = 0; i < kBlock * kChunks / C::kThreads; ++i) {
         const int chunk = i * C::kThreads + thread, row = chunk / kChunks;
         CopyAsync16(to + TileOffset<C::kRowBytes>(row, chunk % kChunks), from + chunk * 8,
                     row >= rows);
       }
-      if (!load_values && load_block == load.first_block) {
+      if (!load_values && block == load.first_block) {
         const uint32_t q_to = queries + load_count % C::kQBuffers * C::kQBytes;
 #pragma unroll
         for (int i = 0; i < (C::kRows * kChunks + C::kThreads - 1) / C::kThreads; ++i) {
@@ -255,38 +279,59 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
         }
       }
       ++load_tile;
-      if (load_values) {
+      const auto next_block = [&] {
         ++load_block;
         if (load_block < load.end_block) {
           next_page = p.block_table[load.b * p.block_table_stride + load_block];
-        } else {
+        }
+      };
+      if (kWalk) {
+        if (!load_values) {
+          next_block();
+        } else if (++load_value_block == load.end_block) {
           ++load_count;
-          load_index += gridDim.x;
-          if (kWalk) {
-            load.valid = false;
-          } else {
-            load = FindUnit<C, kWalk>(p, load_index, num_tiles_bound);
-          }
+          load.valid = false;
           begin_unit();
         }
+      } else {
+        if (load_values) {
+          next_block();
+          if (load_block == load.end_block) {
+            ++load_count;
+            load_index += gridDim.x;
+            load = FindUnit<C, kWalk>(p, load_index, num_tiles_bound);
+            begin_unit();
+          }
+        }
+        load_values = !load_values;
       }
-      load_values = !load_values;
     }
     CommitCopies();
   };
+  // A walk fills every stage at first, since its second step has two tiles.
 #pragma unroll
-  for (int i = 0; i < C::kStages - 1; ++i) load_next();
+  for (int i = 0; i < C::kStages - (kWalk ? 0 : 1); ++i) load_next();
 
+  const auto stage_of = [&](int tile) -> uint32_t {
+    return stages + tile % C::kStages * C::kTileBytes;
+  };
   int tile = 0;
   const auto next_tile = [&]() -> uint32_t {
     WaitCopies<C::kStages - 2>();
     __syncthreads();
     load_next();
-    return stages + tile++ % C::kStages * C::kTileBytes;
+    return stage_of(tile++);
   };
 
   for (int count = 0;; ++count) {
-    uint32_t keys = next_tile();
+    uint32_t keys;
+    if (kWalk) {
+      WaitCopies<C::kStages - 1>();
+      __syncthreads();
+      keys = stage_of(0);
+    } else {
+      keys = next_tile();
+    }
     const Unit unit = units[count % C::kUnits];
     if (!unit.valid) break;
     const uint32_t q = queries + count % C::kQBuffers * C::kQBytes;
@@ -333,15 +378,19 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
       }
     }
 
-    for (int block = unit.first_block; block < unit.end_block; ++block) {
-      if (block != unit.first_block) keys = next_tile();
-      // Scores of this warp's sixteen keys.
-      float x[kTiles][2][4] = {};
+    float x[kTiles][2][4], rescale[kTiles][2];
+    // Scores of this warp's sixteen keys.
+    const auto score = [&](uint32_t keys_tile) {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[i][0][e] = x[i][1][e] = 0.0f;
+      }
 #pragma unroll 4
       for (int k = 0; k < kDim / 16; ++k) {
         uint32_t b[4];
-        LoadMatrix(b, keys + TileOffset<C::kRowBytes>(16 * part + (lane >> 4) * 8 + (lane & 7),
-                                                      2 * k + ((lane >> 3) & 1)));
+        LoadMatrix(b, keys_tile + TileOffset<C::kRowBytes>(16 * part + (lane >> 4) * 8 + (lane & 7),
+                                                           2 * k + ((lane >> 3) & 1)));
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
           uint32_t a[4];
@@ -351,6 +400,9 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
           MmaBf16(x[i][1], a, b[2], b[3]);
         }
       }
+    };
+    // Weights of the block's keys, by the four warps that share its rows.
+    const auto weigh = [&](int block) {
       const int first_key = block * kBlock + 16 * part + 2 * quad;
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
@@ -373,8 +425,7 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
           if (quad == 0) maxima[row * 4 + part] = largest;
         }
       }
-      __syncthreads();
-      float rescale[kTiles][2];
+      SyncRowGroup<kGroups>(row_group);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -398,7 +449,9 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
               __fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3]));
         }
       }
-      const uint32_t values = next_tile();
+    };
+    // Adds the block's values to the output.
+    const auto add = [&](uint32_t values) {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -437,7 +490,8 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
           }
         }
       }
-
+    };
+    const auto end_block = [&](int block) {
       // Rows whose last block this is.
       if (block >= first_last_block) {
 #pragma unroll
@@ -505,7 +559,32 @@ __global__ void __launch_bounds__(128 * kGroups, kWalk ? 1 : 2)
         }
         reset();
       }
+    };
+
+    if (kWalk) {
+      // The scores of the next block and the output of this one are one step between barriers.
+      score(keys);
+      int next = 1;
+      for (int block = 0; block < unit.end_block; ++block) {
+        weigh(block);
+        WaitCopies<C::kStages - 4>();
+        __syncthreads();
+        load_next();
+        if (block > 0) load_next();
+        if (block + 1 < unit.end_block) score(stage_of(next++));
+        add(stage_of(next++));
+        end_block(block);
+      }
+    } else {
+      for (int block = unit.first_block; block < unit.end_block; ++block) {
+        if (block != unit.first_block) keys = next_tile();
+        score(keys);
+        weigh(block);
+        add(next_tile());
+        end_block(block);
+      }
     }
+    if (kWalk) break;  // one unit
   }
   WaitCopies<0>();
 }

@@ -8,6 +8,7 @@
 #include "kernels/base/testing/matchers.h"
 #include "kernels/batch/testing/batch_builder.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/device_stream.h"
 #include "kernels/runtime/testing/arm_test.h"
 
 namespace lockstep {
@@ -334,6 +335,47 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{DType::kBF16, DType::kBF16, 8, 2, 128, 128, false, true},
                       Case{DType::kBF16, DType::kBF16, 20, 1, 64, 32, false, false},
                       Case{DType::kF32, DType::kF32, 2, 2, 32, 32, false, true}));
+
+// A captured step works on the batch that its memory holds when it is replayed.
+TEST(Attention, CapturedStepsReadTheBatchOfTheReplay) {
+  if (TestDevice() == DeviceType::kCpu) return;  // nothing is captured there
+  const Case c{DType::kBF16, DType::kBF16, 6, 1, 256, 64, true, true};
+  ArmContext context;
+  Cache cache(c);
+  const int64_t elements = cache.keys.view().shape.num_elements();
+  cache.keys.Set(RandomFloats(elements, 29));
+  cache.values.Set(RandomFloats(elements, 30));
+  BatchBuilder batch({{0, 70, 1, {3, 1, 4, 0, 5}}, {1, 0, 3, {9}}});
+  const BatchBuilder other({{0, 300, 2, {8, 2, 7, 6, 10}}, {1, 130, 2, {1, 0, 9}}});
+  const Inputs inputs(c, 4, 31);
+  ArmTensor q(c.act, {4, inputs.q_width}, inputs.q), k(c.act, {4, inputs.kv_width}, inputs.k);
+  ArmTensor v(c.act, {4, inputs.kv_width}, inputs.v), q_out(c.act, {4, 6 * 256});
+  ArmTensor norm(DType::kBF16, {c.dim}, inputs.q_norm), out(c.act, {4, 6 * 256});
+  ArmTensor inv_freq(DType::kF32, {c.rotary / 2}, inputs.inv_freq);
+  const auto step = [&](const ForwardBatch& b) {
+    CHECK_OK(RopeAndCacheWrite(context.get(), b, ToParams(c), q.view(), k.view(), v.view(),
+                               norm.view(), norm.view(), inv_freq.view(), cache.view(),
+                               q_out.view()));
+    CHECK_OK(PagedAttention(context.get(), b, ToParams(c), q_out.view(), q.view(), cache.view(),
+                            out.view()));
+  };
+  step(other.batch());
+  const std::vector<uint8_t> want = out.GetBytes();
+  auto stream = DeviceStream::Create(TestDevice());
+  ASSERT_OK(stream.status());
+  context.get()->stream = (*stream)->handle();
+  ASSERT_OK((*stream)->BeginCapture());
+  step(batch.batch());
+  const auto graph = (*stream)->EndCapture();
+  ASSERT_OK(graph.status());
+  ASSERT_OK((*stream)->Launch(*graph));
+  ASSERT_OK((*stream)->Synchronize());
+  EXPECT_NE(out.GetBytes(), want);
+  batch.Overwrite(other);
+  ASSERT_OK((*stream)->Launch(*graph));
+  ASSERT_OK((*stream)->Synchronize());
+  EXPECT_EQ(out.GetBytes(), want);
+}
 
 // So many heads that the partial results of all sequences do not fit: the later sequences walk
 // their splits instead.

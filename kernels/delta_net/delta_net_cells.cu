@@ -77,26 +77,42 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
                                       : Load4(slot_state + row * dim + k);
   }
   bool changed = s.start == 0;
+  const float norm_weight =
+      lane < values ? ReadScalar(p.norm_weight, p.norm_bf16, v0 + lane) : 0.0f;
 
   for (int cell = s.first_cell(); cell <= s.last_cell(); ++cell) {
     const int cell_begin = cell * kRows;
     const int j0 = max(s.start - cell_begin, 0), j1 = min(s.end() - cell_begin, kRows);
     const int64_t t0 = s.begin + cell_begin - s.start;  // row j of the cell is row t0 + j
     __syncthreads();
-    for (int i = thread; i < kRows * columns; i += kThreads) {
-      const int j = i / columns, k = i % columns * 4;
-      float4 key = make_float4(0.0f, 0.0f, 0.0f, 0.0f), query = key;
-      if (j < j0) {
-        key = Load4(ring_k + j * key_stride + k);
-      } else if (j < j1) {
-        const Act* q_raw = As<Act>(p.qkv) + (t0 + j) * p.qkv_stride + k_head * dim + k;
-        const float2 scale =
-            *reinterpret_cast<const float2*>(p.scales + ((t0 + j) * p.num_k_heads + k_head) * 2);
-        key = Scale4(Load4(q_raw + key_stride), scale.x);
-        query = Scale4(Scale4(Load4(q_raw), scale.y), factor);
+    // Loads of several items go out before their results are stored.
+    constexpr int kAhead = 4;
+    for (int first = thread; first < kRows * columns; first += kAhead * kThreads) {
+      float4 key[kAhead], query[kAhead];
+      float2 scale[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int i = first + u * kThreads, j = i / columns, k = i % columns * 4;
+        key[u] = query[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        scale[u] = make_float2(1.0f, 1.0f);
+        if (j < j0) {
+          key[u] = Load4(ring_k + j * key_stride + k);
+        } else if (j < j1) {
+          const Act* q_raw = As<Act>(p.qkv) + (t0 + j) * p.qkv_stride + k_head * dim + k;
+          scale[u] =
+              *reinterpret_cast<const float2*>(p.scales + ((t0 + j) * p.num_k_heads + k_head) * 2);
+          key[u] = Load4(q_raw + key_stride);
+          query[u] = Load4(q_raw);
+        }
       }
-      *reinterpret_cast<float4*>(keys + j * at.stride + k) = key;
-      *reinterpret_cast<float4*>(queries + j * at.stride + k) = query;
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int i = first + u * kThreads, j = i / columns, k = i % columns * 4;
+        if (j >= kRows) break;
+        *reinterpret_cast<float4*>(keys + j * at.stride + k) = Scale4(key[u], scale[u].x);
+        *reinterpret_cast<float4*>(queries + j * at.stride + k) =
+            Scale4(Scale4(query[u], scale[u].y), factor);
+      }
     }
     for (int i = thread; i < j0 * kSlice; i += kThreads) {
       const int j = i / kSlice, v = i % kSlice;
@@ -120,6 +136,17 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
     {
       constexpr int kA = kRows / 16, kB = kSlice / 16, kDots = kA * kB;
       const int r = thread / 16, c = thread % 16;
+      float values_of[kA][kB];
+#pragma unroll
+      for (int a = 0; a < kA; ++a) {
+        const int j = r + 16 * a;
+        const Act* row = As<Act>(p.qkv) + (t0 + j) * p.qkv_stride + 2 * key_stride + h * v_dim + v0;
+#pragma unroll
+        for (int b = 0; b < kB; ++b) {
+          const int v = c + 16 * b;
+          values_of[a][b] = j >= j0 && j < j1 && v < values ? ToFloat(row[v]) : 0.0f;
+        }
+      }
       float dots[2 * kDots];
       WholeDots<2 * kDots>(
           dim,
@@ -143,24 +170,42 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
       for (int a = 0; a < kA; ++a) {
         const int j = r + 16 * a;
         if (j < j0 || j >= j1) continue;
-        const Act* value =
-            As<Act>(p.qkv) + (t0 + j) * p.qkv_stride + 2 * key_stride + h * v_dim + v0;
 #pragma unroll
         for (int b = 0; b < kB; ++b) {
           const int v = c + 16 * b;
           const float old = __fmul_rn(from_grid[j], dots[a * kB + b]);
-          x[j * kValues + v] = v < values ? __fsub_rn(ToFloat(value[v]), old) : 0.0f;
+          x[j * kValues + v] = v < values ? __fsub_rn(values_of[a][b], old) : 0.0f;
           o[j * kValues + v] = __fmul_rn(from_grid[j], dots[kDots + a * kB + b]);
         }
       }
     }
     __syncthreads();
-    for (int j = j0 + warp; j < j1; j += kThreads / 32) {
-      const float* grams = p.grams + ((t0 + j) * p.num_k_heads + k_head) * 2 * kRows;
-      for (int i = lane; i <= j; i += 32) {
-        const float decay = Exp(__fsub_rn(gates[j], gates[i]));
-        ck[j * kCoefficients + i] = __fmul_rn(decay, grams[i]);
-        cq[j * kCoefficients + i] = __fmul_rn(decay, grams[kRows + i]);
+    for (int first = warp; first < j1; first += kAhead * kThreads / 32) {
+      float kk[kAhead][2], kq[kAhead][2];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int j = first + u * kThreads / 32;
+        const float* grams = p.grams + ((t0 + j) * p.num_k_heads + k_head) * 2 * kRows;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = lane + 32 * half;
+          const bool wanted = j >= j0 && j < j1 && i <= j;
+          kk[u][half] = wanted ? grams[i] : 0.0f;
+          kq[u][half] = wanted ? grams[kRows + i] : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int j = first + u * kThreads / 32;
+        if (j < j0 || j >= j1) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = lane + 32 * half;
+          if (i > j) continue;
+          const float decay = Exp(__fsub_rn(gates[j], gates[i]));
+          ck[j * kCoefficients + i] = __fmul_rn(decay, kk[u][half]);
+          cq[j * kCoefficients + i] = __fmul_rn(decay, kq[u][half]);
+        }
       }
     }
     __syncthreads();
@@ -178,23 +223,39 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
           own[half][u] = j >= j0 && j < j1 ? x[j * kValues + v + u] : 0.0f;
         }
       }
-      const auto add = [&](int i, const float(&d_i)[4], int half) {
+      // Coefficients of row i for this lane's rows; those of rows before i are of no meaning.
+      struct Column {
+        float k[2], q[2];
+      };
+      const auto column = [&](int i) {
+        Column at_i;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          at_i.k[half] = ck[(lane + 32 * half) * kCoefficients + i];
+          at_i.q[half] = cq[(lane + 32 * half) * kCoefficients + i];
+        }
+        return at_i;
+      };
+      const auto add = [&](int i, const Column& at_i, const float(&d_i)[4], int half) {
         const int j = lane + 32 * half;
-        if (j < i || j < j0 || j >= j1) return;
-        const float k = ck[j * kCoefficients + i], q = cq[j * kCoefficients + i];
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
-          if (j > i) sum_k[half][u] = __fmaf_rn(k, d_i[u], sum_k[half][u]);
-          sum_q[half][u] = __fmaf_rn(q, d_i[u], sum_q[half][u]);
+          if (j > i) sum_k[half][u] = __fmaf_rn(at_i.k[half], d_i[u], sum_k[half][u]);
+          if (j >= i) sum_q[half][u] = __fmaf_rn(at_i.q[half], d_i[u], sum_q[half][u]);
         }
       };
+      Column next = column(0);
       for (int i = 0; i < j0; ++i) {
+        const Column at_i = next;
+        next = column(i + 1);
         const float4 row = Load4(d + i * kSlice + v);
         const float d_i[4] = {row.x, row.y, row.z, row.w};
-        add(i, d_i, 0);
-        add(i, d_i, 1);
+        add(i, at_i, d_i, 0);
+        add(i, at_i, d_i, 1);
       }
       const auto solve = [&](int i, int half) {
+        const Column at_i = next;
+        next = column(min(i + 1, kRows - 1));
         float d_i[4];
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
@@ -205,10 +266,12 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
           *reinterpret_cast<float4*>(d + i * kSlice + v) =
               make_float4(d_i[0], d_i[1], d_i[2], d_i[3]);
         }
-        if (half == 0) add(i, d_i, 0);
-        add(i, d_i, 1);
+        if (half == 0) add(i, at_i, d_i, 0);
+        add(i, at_i, d_i, 1);
       };
+#pragma unroll 2
       for (int i = j0; i < min(j1, 32); ++i) solve(i, 0);
+#pragma unroll 2
       for (int i = max(j0, 32); i < j1; ++i) solve(i, 1);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -223,18 +286,29 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
     __syncthreads();
 
     float* cell_squares = squares + cell % 2 * kMaxSlices * kRows;
-    for (int j = j0 + warp; j < j1; j += kThreads / 32) {
-      const float o_v = lane < values ? o[j * kValues + lane] : 0.0f;
+    constexpr int kWarpRows = kRows / (kThreads / 32);
+    float z[kWarpRows];
+#pragma unroll
+    for (int u = 0; u < kWarpRows; ++u) {
+      const int j = warp + u * (kThreads / 32);
+      z[u] = j >= j0 && j < j1 && lane < values
+                 ? ToFloat(As<Act>(p.z)[(t0 + j) * p.z_stride + h * v_dim + v0 + lane])
+                 : 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < kWarpRows; ++u) {
+      const int j = warp + u * (kThreads / 32);
+      const float o_v = j >= j0 && j < j1 && lane < values ? o[j * kValues + lane] : 0.0f;
       const float sum = WarpSum(__fmul_rn(o_v, o_v));
       if (lane == 0) Broadcast(cell_squares + blockIdx.x * kRows + j, sum);
     }
     cluster.sync();
-    for (int j = j0 + warp; j < j1; j += kThreads / 32) {
+#pragma unroll
+    for (int u = 0; u < kWarpRows; ++u) {
+      const int j = warp + u * (kThreads / 32);
+      if (j < j0 || j >= j1 || lane >= values) continue;
       const float total = AddSlices(cell_squares + j, kRows, static_cast<int>(gridDim.x));
-      if (lane < values) {
-        const float z = ToFloat(As<Act>(p.z)[(t0 + j) * p.z_stride + h * v_dim + v0 + lane]);
-        StoreOutput<Act>(p, t0 + j, h, v0 + lane, o[j * kValues + lane], total, z);
-      }
+      StoreOutput<Act>(p, t0 + j, h, v0 + lane, o[j * kValues + lane], total, norm_weight, z[u]);
     }
 
     if (j1 < kRows) {
@@ -249,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 2) CellStateKernel(const DeltaNetPro
     }
     __syncthreads();
     Fold(
-        dim, values, from_grid[kRows - 1], state, at.stride,
+        kThreads, dim, values, from_grid[kRows - 1], state, at.stride,
         [&](int i, int k) { return Load4(keys + i * at.stride + k); }, d, kSlice,
         [&](int row, int k, float4 sum) {
           *reinterpret_cast<float4*>(state + row * at.stride + k) = sum;

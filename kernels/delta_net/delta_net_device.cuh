@@ -2,7 +2,7 @@
 // same bits alone and in a chunk:
 //   dot over Dk     eight lanes; lane l takes the groups of four l, l + 8, ... ascending, one fused
 //                   multiply-add each; then lane i joins lane i + 1, i + 2, i + 4 as one tree
-//   l2 norms        32 lanes (index mod 32, ascending), one tree
+//   l2 norms        the dot of a row with itself
 //   squares over Dv one tree over each slice of 32 values, slices ascending
 //   rows            ascending, one fused multiply-add each
 #pragma once
@@ -89,15 +89,19 @@ __device__ inline float WarpSum(float x) {
   return x;
 }
 
-// 1 / sqrt(sum(x^2) + 1e-6), by a whole warp.
+// 1 / sqrt(sum(x^2) + 1e-6), by eight neighbouring threads.
+__device__ inline float L2ScaleOf(float lane_squares) {
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(JoinLanes(lane_squares), 1e-6f)));
+}
 template <typename Act>
 __device__ inline float L2Scale(const Act* x, int dim) {
   float sum = 0.0f;
-  for (int i = threadIdx.x % 32; i < dim; i += 32) {
-    const float v = ToFloat(x[i]);
-    sum = __fmaf_rn(v, v, sum);
+#pragma unroll 4
+  for (int i = 4 * static_cast<int>(threadIdx.x % 8); i < dim; i += 32) {
+    const float4 v = Load4(x + i);
+    sum = Dot4(v, v, sum);
   }
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(WarpSum(sum), 1e-6f)));
+  return L2ScaleOf(sum);
 }
 
 // The factor that normalized queries are multiplied with.
@@ -118,13 +122,13 @@ __device__ inline float BetaOf(const DeltaNetProblem& p, int64_t t, int64_t h) {
   return Sigmoid(ToFloat(As<Act>(p.b)[t * p.b_stride + h]));
 }
 
-// round(o * scale * norm * gate(z)) of value v.
+// round(o * scale * weight * gate(z)) of value v.
 template <typename Act>
 __device__ inline void StoreOutput(const DeltaNetProblem& p, int64_t t, int64_t h, int v, float o,
-                                   float squares, float z) {
+                                   float squares, float weight, float z) {
   const float mean = __fdiv_rn(squares, static_cast<float>(p.v_dim));
   const float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.norm_eps)));
-  const float normed = __fmul_rn(__fmul_rn(o, scale), ReadScalar(p.norm_weight, p.norm_bf16, v));
+  const float normed = __fmul_rn(__fmul_rn(o, scale), weight);
   const float gate = p.sigmoid_gate ? Sigmoid(z) : Silu(z);
   static_cast<Act*>(p.out)[t * p.out_stride + h * p.v_dim + v] =
       FromFloat<Act>(__fmul_rn(normed, gate));
@@ -149,13 +153,13 @@ struct SequenceRows {
 
 // new = from_grid * old + sum_i weight_i key_i of the state rows [0, values), by the block. Row v
 // of `old` is at old + v * old_stride; `key(i, k)` are four elements of a key; weights
-// [kRows][weight_stride]. `store(v, k, x)` gets four elements. A thread reads only elements of the
-// state that it stores itself.
+// [kRows][weight_stride]. `threads` threads take part, from the first on. `store(v, k, x)` gets
+// four elements. A thread reads only elements of the state that it stores itself.
 template <typename Key, typename Store>
-__device__ inline void Fold(int dim, int values, float from_grid, const float* old,
+__device__ inline void Fold(int threads, int dim, int values, float from_grid, const float* old,
                             int64_t old_stride, const Key& key, const float* weights,
                             int weight_stride, const Store& store) {
-  const int columns = dim / 4, groups = static_cast<int>(blockDim.x) / columns;
+  const int columns = dim / 4, groups = threads / columns;
   const int k = static_cast<int>(threadIdx.x) % columns * 4;
   const int group = static_cast<int>(threadIdx.x) / columns;
   if (group >= groups) return;
@@ -163,17 +167,22 @@ __device__ inline void Fold(int dim, int values, float from_grid, const float* o
     float4 sum[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) sum[r] = Scale4(Load4(old + (v + r) * old_stride + k), from_grid);
-#pragma unroll 4
-    for (int i = 0; i < kRows; ++i) {
-      const float4 key_i = key(i, k);
-      const float4 w4 = Load4(weights + i * weight_stride + v);
-      const float w[4] = {w4.x, w4.y, w4.z, w4.w};
+    constexpr int kAhead = 8;  // keys that are read at once
+    for (int first = 0; first < kRows; first += kAhead) {
+      float4 ahead[kAhead];
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        sum[r].x = __fmaf_rn(w[r], key_i.x, sum[r].x);
-        sum[r].y = __fmaf_rn(w[r], key_i.y, sum[r].y);
-        sum[r].z = __fmaf_rn(w[r], key_i.z, sum[r].z);
-        sum[r].w = __fmaf_rn(w[r], key_i.w, sum[r].w);
+      for (int i = 0; i < kAhead; ++i) ahead[i] = key(first + i, k);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const float4 w4 = Load4(weights + (first + i) * weight_stride + v);
+        const float w[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          sum[r].x = __fmaf_rn(w[r], ahead[i].x, sum[r].x);
+          sum[r].y = __fmaf_rn(w[r], ahead[i].y, sum[r].y);
+          sum[r].z = __fmaf_rn(w[r], ahead[i].z, sum[r].z);
+          sum[r].w = __fmaf_rn(w[r], ahead[i].w, sum[r].w);
+        }
       }
     }
 #pragma unroll

@@ -58,29 +58,32 @@ __global__ void __launch_bounds__(kThreads) CellGramKernel(DeltaNetProblem p) {
   const bool to_ring = found.cell == s.first_cell();
   float* ring = p.ring_k + s.slot * kRows * key_stride + k_head * dim;
   const float factor = QueryFactor(dim);
-  for (int j = warp; j < kRows; j += kThreads / 32) {
-    float* k_row = k + j * stride;
-    float* q_row = q + j * stride;
-    if (j >= j0 && j < j1) {
-      const int64_t t = t0 + j;
-      const Act* q_raw = As<Act>(p.qkv) + t * p.qkv_stride + k_head * dim;
-      const Act* k_raw = q_raw + key_stride;
-      const float k_scale = L2Scale(k_raw, dim), q_scale = L2Scale(q_raw, dim);
-      if (lane == 0) {
-        *reinterpret_cast<float2*>(p.scales + (t * p.num_k_heads + k_head) * 2) =
-            make_float2(k_scale, q_scale);
+  const int lane8 = thread % 8;
+#pragma unroll
+  for (int u = 0; u < kRows / 32; ++u) {
+    const int j = thread / 8 + 32 * u;
+    const int64_t t = t0 + j;
+    const bool is_new = j >= j0 && j < j1;
+    // Whole warps take part in the norms; rows that are not of the step normalize row t0 + j0.
+    const Act* q_raw = As<Act>(p.qkv) + (is_new ? t : t0 + j0) * p.qkv_stride + k_head * dim;
+    const Act* k_raw = q_raw + key_stride;
+    const float k_scale = L2Scale(k_raw, dim), q_scale = L2Scale(q_raw, dim);
+    if (is_new && lane8 == 0) {
+      *reinterpret_cast<float2*>(p.scales + (t * p.num_k_heads + k_head) * 2) =
+          make_float2(k_scale, q_scale);
+    }
+#pragma unroll 4
+    for (int i = 4 * lane8; i < dim; i += 32) {
+      float4 key = make_float4(0.0f, 0.0f, 0.0f, 0.0f), query = key;
+      if (is_new) {
+        key = Scale4(Load4(k_raw + i), k_scale);
+        query = Scale4(Scale4(Load4(q_raw + i), q_scale), factor);
+        if (to_ring) *reinterpret_cast<float4*>(ring + j * key_stride + i) = key;
+      } else if (j < j0) {
+        key = Load4(ring + j * key_stride + i);
       }
-      for (int i = lane; i < dim; i += 32) {
-        const float key = __fmul_rn(ToFloat(k_raw[i]), k_scale);
-        k_row[i] = key;
-        q_row[i] = __fmul_rn(__fmul_rn(ToFloat(q_raw[i]), q_scale), factor);
-        if (to_ring) ring[j * key_stride + i] = key;
-      }
-    } else {
-      for (int i = lane; i < dim; i += 32) {
-        k_row[i] = j < j0 ? ring[j * key_stride + i] : 0.0f;
-        q_row[i] = 0.0f;
-      }
+      *reinterpret_cast<float4*>(k + j * stride + i) = key;
+      *reinterpret_cast<float4*>(q + j * stride + i) = query;
     }
   }
   const int64_t ratio = p.num_v_heads / p.num_k_heads;

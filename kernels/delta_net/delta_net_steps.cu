@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMaxSharedBytes = 227 * 1024;
+constexpr size_t kMaxSharedBytes = 226 * 1024;  // of a block, next to its barriers
 constexpr int kStepThreads = 128;
 
 // Norms, Gram coefficients, gates and ring rows of a sequence of one row; a block per key head.
@@ -99,27 +99,64 @@ struct HeadShared {
   }
 };
 
-template <int kBytes>
-__device__ void CopyAsync(void* to, const void* from) {
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes));
-}
 __device__ void CopyAsync16(void* to, const void* from) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
 }
 
-constexpr int kWholeThreads = 512;
+// Barriers in shared memory, for copies that the device does by itself.
+__device__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ void InitBarrier(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(arrivals));
+}
+__device__ void ExpectBytes(uint64_t* barrier, int bytes) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+__device__ void Arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+__device__ void Wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+// Copies a multiple of 16 bytes between multiples of 16 bytes.
+__device__ void CopyBulk(void* to, const void* from, int bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(to)),
+      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+constexpr int kWholeThreads = 512;  // that compute; one more warp loads
+constexpr int kStages = 2;          // heads in shared memory
+
+// The threads that compute.
+__device__ void SyncComputing() { asm volatile("bar.sync 1, %0;" ::"n"(kWholeThreads) : "memory"); }
 
 // Sequences of one row, many heads: a block walks over whole heads, the next one's loads in flight.
 template <typename Act>
-__global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaNetProblem p) {
-  extern __shared__ __align__(16) uint8_t shared[];
+__global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const DeltaNetProblem p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ uint64_t full[kStages], empty[kStages];
   const int k_dim = static_cast<int>(p.k_dim), v_dim = static_cast<int>(p.v_dim);
   const int v_heads = static_cast<int>(p.num_v_heads);
   const int ratio = v_heads / static_cast<int>(p.num_k_heads);
   const HeadShared at(k_dim, v_dim, sizeof(Act));
-  float* state_k = reinterpret_cast<float*>(shared + 2 * at.size);
+  float* state_k = reinterpret_cast<float*>(shared + kStages * at.size);
   float* state_q = state_k + v_dim;
   float* sums_q = state_q + v_dim;
   float* ck = sums_q + v_dim;  // [kRows]
@@ -130,66 +167,73 @@ __global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaN
   const int units = static_cast<int>(p.num_sequences) * v_heads;
   const int64_t d_stride = p.num_v_heads * p.v_dim, key_stride = p.num_k_heads * p.k_dim;
   const float factor = QueryFactor(k_dim);
+  if (thread == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      InitBarrier(full + stage, 32);
+      InitBarrier(empty + stage, kWholeThreads / 32);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  __syncthreads();
 
-  // What no kernel of this step writes.
-  const auto load_state = [&](int unit, uint8_t* to) {
-    const SequenceRows s(p, unit / v_heads);
-    if (s.rows != 1) return;
-    const int h = unit % v_heads, j = s.start % kRows;
-    if (s.start > 0) {
-      const float* state = p.state + (s.slot * v_heads + h) * v_dim * k_dim;
-      for (int i = 4 * thread; i < v_dim * k_dim; i += 4 * kWholeThreads) {
-        CopyAsync16(to + at.state + 4 * i, state + i);
+  if (thread >= kWholeThreads) {
+    const int loader = thread - kWholeThreads;
+    int count = 0;
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, ++count) {
+      const int stage = count % kStages;
+      uint64_t* barrier = full + stage;
+      uint8_t* to = shared + stage * at.size;
+      const SequenceRows s(p, unit / v_heads);
+      if (count >= kStages) Wait(empty + stage, (count / kStages - 1) & 1);
+      const int h = unit % v_heads, j = s.start % kRows;
+      const int64_t t_k = s.begin * p.num_k_heads + h / ratio;
+      const int state_bytes = s.start > 0 ? v_dim * k_dim * 4 : 0, d_bytes = v_dim * 4;
+      const int k_bytes = k_dim * sizeof(Act), v_bytes = v_dim * sizeof(Act);
+      constexpr int kGramBytes = 2 * kRows * sizeof(float);
+      if (s.rows == 1) {
+        if (loader == 0) {
+          ExpectBytes(barrier, state_bytes + j * d_bytes + 2 * k_bytes + 2 * v_bytes + kGramBytes);
+          if (state_bytes > 0) {
+            CopyBulk(to + at.state, p.state + (s.slot * v_heads + h) * v_dim * k_dim, state_bytes,
+                     barrier);
+          }
+        }
+        __syncwarp();
+        const float* ring = p.ring_d + s.slot * kRows * d_stride + h * v_dim;
+        for (int i = loader; i < j; i += 32) {
+          CopyBulk(to + at.d + i * d_bytes, ring + i * d_stride, d_bytes, barrier);
+        }
+        const Act* row = As<Act>(p.qkv) + s.begin * p.qkv_stride;
+        if (loader == 0) CopyBulk(to + at.q, row + h / ratio * k_dim, k_bytes, barrier);
+        if (loader == 1)
+          CopyBulk(to + at.k, row + key_stride + h / ratio * k_dim, k_bytes, barrier);
+        if (loader == 2)
+          CopyBulk(to + at.value, row + 2 * key_stride + h * v_dim, v_bytes, barrier);
+        if (loader == 3) {
+          CopyBulk(to + at.z, As<Act>(p.z) + s.begin * p.z_stride + h * v_dim, v_bytes, barrier);
+        }
       }
+      // From here on, what StepGramKernel has written.
+      if (count == 0) cudaGridDependencySynchronize();
+      if (s.rows == 1) {
+        if (loader == 0) CopyBulk(to + at.grams, p.grams + t_k * 2 * kRows, kGramBytes, barrier);
+        float* gates = reinterpret_cast<float*>(to + at.gates);
+        for (int i = loader; i < j; i += 32) {
+          gates[i] = p.ring_g[(s.slot * kRows + i) * v_heads + h];
+        }
+        float* scalars = reinterpret_cast<float*>(to + at.scalars);
+        if (loader < 2) scalars[loader] = p.scales[t_k * 2 + loader];
+        if (loader >= 2 && loader < 4) {
+          scalars[loader] = p.gates[(s.begin * v_heads + h) * 2 + loader - 2];
+        }
+      }
+      Arrive(barrier);
     }
-    const float* ring = p.ring_d + s.slot * kRows * d_stride + h * v_dim;
-    const int columns = v_dim / 4;
-    for (int i = thread; i < j * columns; i += kWholeThreads) {
-      CopyAsync16(to + at.d + 16 * i, ring + i / columns * d_stride + i % columns * 4);
-    }
-    const Act* row = As<Act>(p.qkv) + s.begin * p.qkv_stride;
-    const Act* z = As<Act>(p.z) + s.begin * p.z_stride + h * v_dim;
-    constexpr int kFour = 4 * sizeof(Act);
-    for (int i = thread; i < k_dim / 4; i += kWholeThreads) {
-      CopyAsync<kFour>(to + at.q + kFour * i, row + h / ratio * k_dim + 4 * i);
-      CopyAsync<kFour>(to + at.k + kFour * i, row + key_stride + h / ratio * k_dim + 4 * i);
-    }
-    for (int i = thread; i < v_dim / 4; i += kWholeThreads) {
-      CopyAsync<kFour>(to + at.value + kFour * i, row + 2 * key_stride + h * v_dim + 4 * i);
-      CopyAsync<kFour>(to + at.z + kFour * i, z + 4 * i);
-    }
-  };
-  // What StepGramKernel writes.
-  const auto load_grams = [&](int unit, uint8_t* to) {
-    const SequenceRows s(p, unit / v_heads);
-    if (s.rows != 1) return;
-    const int h = unit % v_heads, j = s.start % kRows;
-    const int64_t t_k = s.begin * p.num_k_heads + h / ratio;
-    if (thread < 2 * kRows / 4) {
-      CopyAsync16(to + at.grams + 16 * thread, p.grams + t_k * 2 * kRows + 4 * thread);
-    } else if (thread >= 64 && thread < 64 + j) {
-      const int i = thread - 64;
-      CopyAsync<4>(to + at.gates + 4 * i, p.ring_g + (s.slot * kRows + i) * v_heads + h);
-    } else if (thread == 128) {
-      CopyAsync<8>(to + at.scalars, p.scales + t_k * 2);
-      CopyAsync<8>(to + at.scalars + 8, p.gates + (s.begin * v_heads + h) * 2);
-    }
-  };
+    return;
+  }
 
-  int unit = blockIdx.x;
-  if (unit < units) load_state(unit, shared);
-  cudaGridDependencySynchronize();
-  if (unit < units) load_grams(unit, shared);
-  for (int stage = 0; unit < units; unit += gridDim.x, stage ^= 1) {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
-    uint8_t* next = shared + (stage ^ 1) * at.size;
-    if (unit + static_cast<int>(gridDim.x) < units) {
-      load_state(unit + gridDim.x, next);
-      load_grams(unit + gridDim.x, next);
-    }
-    const SequenceRows s(p, unit / v_heads);
-    if (s.rows != 1) continue;
+  const float norm_weight = thread < v_dim ? ReadScalar(p.norm_weight, p.norm_bf16, thread) : 0.0f;
+  const auto compute_head = [&](int unit, const SequenceRows& s, int stage) {
     const int64_t h = unit % v_heads, t = s.begin;
     const int j = s.start % kRows;
     const bool fresh = s.start == 0;
@@ -200,6 +244,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaN
     const Act* k_raw = reinterpret_cast<const Act*>(head + at.k);
     const Act* q_raw = reinterpret_cast<const Act*>(head + at.q);
     const float g_j = scalars[2], beta = scalars[3];
+#pragma unroll 2
     for (int v = group; v < v_dim; v += kWholeThreads / 8) {
       float sum_k = 0.0f, sum_q = 0.0f;
       if (!fresh) {
@@ -225,7 +270,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaN
       ck[thread] = __fmul_rn(decay, grams[thread]);
       cq[thread] = __fmul_rn(decay, grams[kRows + thread]);
     }
-    __syncthreads();
+    SyncComputing();
 
     // One half of the block adds for d, the other for o.
     constexpr int kHalf = kWholeThreads / 2;
@@ -238,7 +283,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaN
       for (int i = 0; i < j; ++i) sum = __fmaf_rn(c[i], d[i * v_dim + v], sum);
       if (for_o) sums_q[v] = sum;
     }
-    __syncthreads();
+    SyncComputing();
     const float from_grid = Exp(g_j);
     float o = 0.0f;
     if (thread < v_dim) {
@@ -253,10 +298,10 @@ __global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaN
       const float slice = WarpSum(__fmul_rn(o, o));
       if (thread % 32 == 0) squares[v / kSlice] = slice;
     }
-    __syncthreads();
+    SyncComputing();
     if (thread < v_dim) {
       StoreOutput<Act>(p, t, h, v, o, AddSlices(squares, 1, (v_dim + kSlice - 1) / kSlice),
-                       ToFloat(reinterpret_cast<const Act*>(head + at.z)[v]));
+                       norm_weight, ToFloat(reinterpret_cast<const Act*>(head + at.z)[v]));
     }
     float* slot_state = p.state + (s.slot * v_heads + h) * v_dim * k_dim;
     if (fresh) {
@@ -264,14 +309,14 @@ __global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaN
         *reinterpret_cast<float4*>(slot_state + i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       }
     }
-    if (j != kRows - 1) continue;
+    if (j != kRows - 1) return;
     for (int i = thread; i < kRows * v_dim; i += kWholeThreads) {
       d[i] = __fmul_rn(decays[i / v_dim], d[i]);
     }
-    __syncthreads();
+    SyncComputing();
     const float* keys = p.ring_k + s.slot * kRows * key_stride + h / ratio * k_dim;
     Fold(
-        k_dim, v_dim, from_grid, state, k_dim,
+        kWholeThreads, k_dim, v_dim, from_grid, state, k_dim,
         [&](int i, int k) { return Load4(keys + i * key_stride + k); }, d, v_dim,
         [&](int row, int k, float4 x) {
           *reinterpret_cast<float4*>(slot_state + row * k_dim + k) = x;
@@ -280,6 +325,18 @@ __global__ void __launch_bounds__(kWholeThreads, 1) WholeStepKernel(const DeltaN
             *reinterpret_cast<float4*>(to + row * k_dim + k) = x;
           });
         });
+  };
+  cudaGridDependencySynchronize();
+  int count = 0;
+  for (int unit = blockIdx.x; unit < units; unit += gridDim.x, ++count) {
+    const int stage = count % kStages;
+    const SequenceRows s(p, unit / v_heads);
+    Wait(full + stage, (count / kStages) & 1);
+    if (s.rows == 1) compute_head(unit, s, stage);
+    SyncComputing();  // the next head takes the same places
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (thread % 32 == 0) Arrive(empty + stage);
   }
 }
 
@@ -332,15 +389,23 @@ __global__ void __launch_bounds__(kThreads) SliceStepKernel(const DeltaNetProble
     const int i = group + 32 * u;
     gate_of_row[u] = i < j ? ring_g[i * p.num_v_heads] : 0.0f;
   }
-  float value = 0.0f, z = 0.0f;
+  float value = 0.0f, z = 0.0f, norm_weight = 0.0f;
   if (thread < values) {
+    norm_weight = ReadScalar(p.norm_weight, p.norm_bf16, v0 + thread);
     const int64_t column = h * v_dim + v0 + thread;
     value = ToFloat(As<Act>(p.qkv)[t * p.qkv_stride + 2 * key_stride + column]);
     z = ToFloat(As<Act>(p.z)[t * p.z_stride + column]);
   }
   const float g = GateOf<Act>(p, t, h), beta = BetaOf<Act>(p, t, h);
   const float g_j = j == 0 ? g : __fadd_rn(ring_g[(j - 1) * p.num_v_heads], g);
-  const float k_scale = L2Scale(k_raw, k_dim), q_scale = L2Scale(q_raw, k_dim);
+  float squares_k = 0.0f, squares_q = 0.0f;
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    if (4 * lane + 32 * c >= k_dim) break;
+    squares_k = Dot4(k[c], k[c], squares_k);
+    squares_q = Dot4(q[c], q[c], squares_q);
+  }
+  const float k_scale = L2ScaleOf(squares_k), q_scale = L2ScaleOf(squares_q);
   const float factor = QueryFactor(k_dim);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
@@ -418,7 +483,8 @@ __global__ void __launch_bounds__(kThreads) SliceStepKernel(const DeltaNetProble
   }
   cluster.sync();
   if (thread < values) {
-    StoreOutput<Act>(p, t, h, v0 + v, o, AddSlices(squares, 1, static_cast<int>(gridDim.x)), z);
+    StoreOutput<Act>(p, t, h, v0 + v, o, AddSlices(squares, 1, static_cast<int>(gridDim.x)),
+                     norm_weight, z);
   }
 
   if (fresh) {
@@ -432,7 +498,7 @@ __global__ void __launch_bounds__(kThreads) SliceStepKernel(const DeltaNetProble
   }
   __syncthreads();
   Fold(
-      k_dim, values, from_grid, state, k_dim,
+      kThreads, k_dim, values, from_grid, state, k_dim,
       [&](int i, int c) {
         return Load4(i < kRows - 1 ? ring_k + i * key_stride + c : own_key + c);
       },
@@ -454,7 +520,7 @@ LaunchStatus Steps(const DeltaNetProblem& p, cudaStream_t stream) {
   const int k_dim = static_cast<int>(p.k_dim), v_dim = static_cast<int>(p.v_dim);
   const unsigned sequences = static_cast<unsigned>(p.num_sequences);
   const int64_t units = p.num_sequences * p.num_v_heads;
-  const size_t bytes = 2 * HeadShared(k_dim, v_dim, sizeof(Act)).size +
+  const size_t bytes = kStages * HeadShared(k_dim, v_dim, sizeof(Act)).size +
                        (3 * v_dim + 3 * kRows + kMaxSlices) * sizeof(float);
   if (units < kManyHeads || bytes > kMaxSharedBytes) {
     const unsigned slices = static_cast<unsigned>((v_dim + kSlice - 1) / kSlice);
@@ -480,7 +546,7 @@ LaunchStatus Steps(const DeltaNetProblem& p, cudaStream_t stream) {
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(units < processors ? units : processors));
-  config.blockDim = dim3(kWholeThreads);
+  config.blockDim = dim3(kWholeThreads + 32);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &early;
@@ -495,8 +561,10 @@ LaunchStatus LaunchSteps(const DeltaNetProblem& p, cudaStream_t stream) {
 }
 
 const char* CannotRunDeltaNetCuda(const DeltaNetProblem& p) {
-  if (p.qkv_stride % 4 != 0 || p.z_stride % 4 != 0) {
-    return "needs rows of qkv and z that begin at multiples of 4 elements";
+  const int64_t sixteen = p.bf16 ? 8 : 4;
+  if (p.qkv_stride % sixteen != 0 || p.z_stride % sixteen != 0 ||
+      reinterpret_cast<uintptr_t>(p.qkv) % 16 != 0 || reinterpret_cast<uintptr_t>(p.z) % 16 != 0) {
+    return "needs rows of qkv and z that begin at multiples of 16 bytes";
   }
   if (p.num_sequences > 65535) return "runs at most 65535 sequences";
   return nullptr;

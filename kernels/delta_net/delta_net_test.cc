@@ -8,6 +8,7 @@
 #include "kernels/batch/testing/batch_builder.h"
 #include "kernels/conv/causal_conv.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/device_stream.h"
 #include "kernels/runtime/testing/arm_test.h"
 
 namespace lockstep {
@@ -328,6 +329,41 @@ TEST(DeltaNet, RowsDoNotDependOnTheNumberOfSequences) {
       ASSERT_EQ(next[b], std::vector<float>(row + width, row + 2 * width)) << b;
     }
   }
+}
+
+// A captured step works on the batch that its memory holds when it is replayed.
+TEST(DeltaNet, CapturedStepsReadTheBatchOfTheReplay) {
+  if (TestDevice() == DeviceType::kCpu) return;  // nothing is captured there
+  const DeltaNetParams p = MakeParams(1, 2, 32, 48);
+  ArmContext context;
+  const Inputs inputs(p, DType::kBF16, 70, 22);
+  const Caches caches(p, DType::kBF16);
+  BatchBuilder batch({{0, 0, 1, {}}, {1, 0, 69, {}}});
+  const BatchBuilder other({{2, 0, 66, {}}, {0, 0, 4, {}}});
+  ArmTensor y(DType::kBF16, {70, p.conv_channels()}), out(DType::kBF16, {70, 96});
+  const auto step = [&](const ForwardBatch& b) {
+    CHECK_OK(CausalConv(context.get(), b, inputs.x.view(), inputs.conv_weight.view(), {},
+                        caches.conv_view(), y.view()));
+    CHECK_OK(GatedDeltaNet(context.get(), b, p, y.view(), inputs.z.view(), inputs.b.view(),
+                           inputs.a.view(), inputs.a_log.view(), inputs.dt_bias.view(),
+                           inputs.norm.view(), caches.view(), out.view()));
+  };
+  step(other.batch());
+  const std::vector<uint8_t> want = out.GetBytes();
+  auto stream = DeviceStream::Create(TestDevice());
+  ASSERT_OK(stream.status());
+  context.get()->stream = (*stream)->handle();
+  ASSERT_OK((*stream)->BeginCapture());
+  step(batch.batch());
+  const auto graph = (*stream)->EndCapture();
+  ASSERT_OK(graph.status());
+  ASSERT_OK((*stream)->Launch(*graph));
+  ASSERT_OK((*stream)->Synchronize());
+  EXPECT_NE(out.GetBytes(), want);
+  batch.Overwrite(other);
+  ASSERT_OK((*stream)->Launch(*graph));
+  ASSERT_OK((*stream)->Synchronize());
+  EXPECT_EQ(out.GetBytes(), want);
 }
 
 TEST(DeltaNet, RestoredSnapshotsContinueBitForBit) {
