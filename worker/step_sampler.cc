@@ -6,7 +6,8 @@
 namespace lockstep {
 
 absl::StatusOr<std::unique_ptr<StepSampler>> MakeStepSampler(DeviceStream* stream,
-                                                             const BatchLimits& limits, Counters* counters) {
+                                                             const BatchLimits& limits,
+                                                             Counters* counters) {
   if (stream->device() == DeviceType::kCpu) return MakeHostSampler(limits);
   return MakeDeviceStepSampler(stream, limits, counters);
 }
