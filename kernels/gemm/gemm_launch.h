@@ -75,47 +75,26 @@ inline int64_t GemmSharedBytes(const GemmTile& tile, int64_t m) {
          int64_t{tile.warps} * tile.groups * tile.token_blocks * 512;
 }
 
-// The tile with the least work on the busiest SM, counted in k16 steps of a warp.
+// Measured on an H200: CTAs of eight warps with one group each, several where there is work for
+// more warps than the device holds; the ring is as deep as leaves three CTAs on an SM.
 inline GemmTile ChooseGemmTile(const GemmShape& shape) {
-  constexpr int64_t kSms = 132;
-  constexpr int64_t kSharedBytes = 227 << 10;  // of a CTA; of all CTAs of an SM a little more
   constexpr int64_t kWholeLeafBytes = 96 << 10;
   constexpr int64_t kPhaseBytes = 48 << 10;
-  constexpr int64_t kCtaSteps = 64;    // that starting and ending a CTA is worth
-  constexpr int64_t kWaveSteps = 512;  // the same of a wave of CTAs
-  GemmTile base;
-  base.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : 4;
-  base.stages = 2;
-  const int64_t tokens = std::min<int64_t>(shape.m, base.token_blocks * 8);
+  constexpr int64_t kManyTasks = 6000;  // (group, leaf) pairs
+  constexpr int64_t kSomeTasks = 3000;
+  GemmTile tile;
+  tile.token_blocks = shape.m <= 8 ? 1 : shape.m <= 16 ? 2 : 4;
+  const int64_t tokens = std::min<int64_t>(shape.m, tile.token_blocks * 8);
   const int64_t step_bytes = tokens * 32;
   const bool whole = shape.leaf_steps * step_bytes <= kWholeLeafBytes;
-  base.phase_steps = static_cast<int>(
+  tile.phase_steps = static_cast<int>(
       whole ? shape.leaf_steps : std::max<int64_t>(16, kPhaseBytes / step_bytes / 16 * 16));
-  const int64_t groups = (shape.n + 15) / 16;
-  const int64_t token_tiles = (shape.m + base.token_blocks * 8 - 1) / (base.token_blocks * 8);
-  GemmTile best;
-  int64_t best_cost = INT64_MAX;
-  for (int warps : {8, 4}) {
-    for (int per_warp = 1; per_warp <= (whole ? 6 : 1); ++per_warp) {
-      GemmTile tile = base;
-      tile.warps = warps;
-      tile.groups = per_warp;
-      const int64_t bytes = GemmSharedBytes(tile, shape.m);
-      if (bytes > kSharedBytes) continue;
-      const int64_t rows = int64_t{warps} * per_warp;
-      const int64_t ctas = (groups + rows - 1) / rows * shape.leaves * token_tiles;
-      const int64_t per_sm = (ctas + kSms - 1) / kSms;
-      const int64_t resident = std::max<int64_t>(
-          1, std::min(kSharedBytes / (bytes + 1024), int64_t{24} / base.token_blocks * 4 / warps));
-      const int64_t waves = (per_sm + resident - 1) / resident;
-      const int64_t cost = per_sm * (rows * shape.leaf_steps + kCtaSteps) + waves * kWaveSteps;
-      if (cost < best_cost) {
-        best_cost = cost;
-        best = tile;
-      }
-    }
-  }
-  return best;
+  tile.stages = tokens <= 4 ? 3 : 2;
+  const int64_t tasks = (shape.n + 15) / 16 * shape.leaves;
+  tile.warps = tile.token_blocks == 2 && tasks > kSomeTasks && tasks <= kManyTasks ? 4 : 8;
+  const bool several = tasks > (tile.token_blocks == 1 ? kManyTasks : kSomeTasks);
+  tile.groups = whole && several && tile.token_blocks <= 2 ? 3 : 1;
+  return tile;
 }
 
 // Whether a leaf may have more than one segment.
@@ -141,7 +120,7 @@ inline bool CanRunGemmWgmma(const GemmCudaProblem& p) {
 }
 // The fastest kernel that a shape may have.
 inline GemmKernel ChooseGemmKernel(const GemmShape& shape) {
-  if (shape.m <= 32) return GemmKernel::kFewTokens;
+  if (shape.m <= 16) return GemmKernel::kFewTokens;
   const int64_t tiles = (shape.n + 255) / 256 * ((shape.m + 127) / 128);
   return shape.m > 64 && tiles >= 48 ? GemmKernel::kManyTokens : GemmKernel::kSomeTokens;
 }

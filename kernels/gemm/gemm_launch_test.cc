@@ -33,11 +33,34 @@ TEST(ChooseGemmTileTest, FitsEveryShape) {
   }
 }
 
+// The shapes of a 27B model have the tiles that were the fastest ones when measured.
+TEST(ChooseGemmTileTest, MeasuredShapes) {
+  struct Row {
+    int64_t n, leaves, leaf_steps, m;
+    int warps, groups, stages;
+  };
+  const Row rows[] = {
+      {34816, 4, 80, 1, 8, 3, 3}, {34816, 4, 80, 8, 8, 3, 2}, {34816, 4, 80, 16, 8, 3, 2},
+      {5120, 8, 136, 1, 8, 1, 3}, {5120, 8, 136, 8, 8, 1, 2}, {5120, 8, 136, 16, 8, 1, 2},
+      {5120, 8, 48, 1, 8, 1, 3},  {17408, 4, 80, 1, 8, 1, 3}, {17408, 4, 80, 16, 4, 3, 2},
+  };
+  for (const Row& r : rows) {
+    const GemmTile tile =
+        ChooseGemmTile({WeightFormat::kNvfp4, r.n, r.m, static_cast<int>(r.leaves), r.leaf_steps});
+    EXPECT_EQ(tile.warps, r.warps) << r.n << " " << r.m;
+    EXPECT_EQ(tile.groups, r.groups) << r.n << " " << r.m;
+    EXPECT_EQ(tile.stages, r.stages) << r.n << " " << r.m;
+    EXPECT_EQ(tile.phase_steps, r.leaf_steps) << r.n << " " << r.m;
+  }
+}
+
 TEST(ChooseGemmKernelTest, FollowsTheTokens) {
   const auto choose = [](int64_t n, int64_t m) {
     return ChooseGemmKernel({WeightFormat::kNvfp4, n, m, 4, 80});
   };
   EXPECT_EQ(choose(34816, 1), GemmKernel::kFewTokens);
+  EXPECT_EQ(choose(34816, 16), GemmKernel::kFewTokens);
+  EXPECT_EQ(choose(34816, 17), GemmKernel::kSomeTokens);
   EXPECT_EQ(choose(34816, 64), GemmKernel::kSomeTokens);
   EXPECT_EQ(choose(34816, 8192), GemmKernel::kManyTokens);
   // Too few tiles to fill the device: the leaves do.

@@ -30,6 +30,12 @@ constexpr int kManyThreads = kConsumerThreads + kGroupThreads;
 constexpr int kSomeThreads = kConsumerThreads + 32;
 constexpr int kRasterRows = 8;  // row tiles that take the same tokens one after the other
 
+// Row tiles of 64 per warpgroup with many tokens. Segments need a second set of sums.
+template <bool kSegmented>
+constexpr __device__ __host__ int RowTiles() {
+  return kSegmented ? 1 : 2;
+}
+
 template <int kTokens>
 constexpr __device__ __host__ int StageBytes() {
   return kTokens * kTileColumns * 2;
@@ -41,10 +47,9 @@ struct Tile {
   int64_t token;
 };
 
-// kRowTiles: tiles of 64 rows per warpgroup.
-template <int kRowTiles>
+template <bool kSegmented>
 __device__ __forceinline__ Tile TileAt(const GemmCudaProblem& p, int64_t index) {
-  constexpr int kGroups = kConsumers * kRowTiles * 4;
+  constexpr int kGroups = kConsumers * RowTiles<kSegmented>() * 4;
   const int64_t groups = (p.n + 15) / 16;
   const int64_t row_tiles = (groups + kGroups - 1) / kGroups;
   const int64_t token_tiles = (p.m + kManyTokens - 1) / kManyTokens;
@@ -54,8 +59,9 @@ __device__ __forceinline__ Tile TileAt(const GemmCudaProblem& p, int64_t index) 
   return {(band * kRasterRows + in_band % rows) * kGroups, in_band / rows * kManyTokens};
 }
 
-int64_t TilesOf(const GemmCudaProblem& p, int row_tiles) {
-  const int64_t rows = int64_t{kConsumers} * row_tiles * 64;
+template <bool kSegmented>
+int64_t TilesOf(const GemmCudaProblem& p) {
+  const int64_t rows = kConsumers * RowTiles<kSegmented>() * 64;
   return (p.n + rows - 1) / rows * ((p.m + kManyTokens - 1) / kManyTokens);
 }
 
@@ -168,34 +174,25 @@ __device__ __forceinline__ void StoreTile(const GemmCudaProblem& p, int shard, i
   }
 }
 
-// A warp's rows of a tile, of one leaf.
-template <WeightFormat kFormat, int kRowTiles>
-__device__ __forceinline__ void StreamsOf(const GemmCudaProblem& p, int leaf, int64_t group0,
-                                          Stream (&streams)[kRowTiles]) {
-  const int64_t leaf_steps = p.leaf_k / 16;
+// The scaled sums of one leaf: of 64 rows for each r, in groups group0 + 4 r + warp of the
+// warpgroup.
+template <WeightFormat kFormat, bool kSegmented, int kRowTiles, int kSums>
+__device__ __forceinline__ void MultiplyLeaf(const GemmCudaProblem& p, int leaf, int64_t group0,
+                                             int64_t token, int lane, Ring* ring,
+                                             float (&c)[kRowTiles][kSums]) {
+  using L = Layout<kFormat>;
+  constexpr int kStage = StageBytes<kSums * 2>();
+  const int leaf_steps = static_cast<int>(p.leaf_k / 16);
+  const int whole = leaf_steps / kChunkSteps;
+  Stream streams[kRowTiles];
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
     // Rows beyond the last group repeat it; nothing is written for them.
     const int64_t group = min(group0 + r * 4, (p.n + 15) / 16 - 1);
     const int64_t at = (group * p.leaves + leaf) * leaf_steps;
-    streams[r].codes = static_cast<const uint8_t*>(p.codes) + at * 32 * Layout<kFormat>::kStepBytes;
+    streams[r].codes = static_cast<const uint8_t*>(p.codes) + at * 32 * L::kStepBytes;
     streams[r].scales = static_cast<const uint8_t*>(p.block16_scales) + at * 16;
   }
-}
-
-// The scaled sums of one leaf: of 64 rows for each r, in groups group0 + 4 r + warp of the
-// warpgroup.
-template <WeightFormat kFormat, bool kSegmented, int kRowTiles, int kSums>
-__device__ __forceinline__ void MultiplyLeaf(const GemmCudaProblem& p, int leaf, int64_t group0,
-                                             int64_t token, int lane,
-                                             const Stream (&following)[kRowTiles],
-                                             Chunk<kFormat> (&codes)[kRowTiles], Ring* ring,
-                                             float (&c)[kRowTiles][kSums]) {
-  constexpr int kStage = StageBytes<kSums * 2>();
-  const int leaf_steps = static_cast<int>(p.leaf_k / 16);
-  const int whole = leaf_steps / kChunkSteps;
-  Stream streams[kRowTiles];
-  StreamsOf<kFormat>(p, leaf, group0, streams);
   float sum[kSegmented ? kSums : 1];
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
@@ -204,16 +201,17 @@ __device__ __forceinline__ void MultiplyLeaf(const GemmCudaProblem& p, int leaf,
   }
   SegmentCursor segment = SegmentAt(p, leaf, 0);
   bool first = true;
+  Chunk<kFormat> codes[kRowTiles];
+  if (whole > 0) {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) LoadChunk(streams[r], 0, lane, &codes[r]);
+  }
   int last_slot = -1;
   for (int chunk = 0; chunk < whole; ++chunk) {
     Chunk<kFormat> next[kRowTiles];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      const bool last = chunk + 1 == whole;
-      Stream from;
-      from.codes = last ? following[r].codes : streams[r].codes;
-      from.scales = last ? following[r].scales : streams[r].scales;
-      LoadChunk(from, last ? 0 : chunk + 1, lane, &next[r]);
+      LoadChunk(streams[r], min(chunk + 1, whole - 1), lane, &next[r]);
     }
     BarrierWait(ring->full + ring->slot, ring->parity);
     const uint64_t b = TileDescriptor(ring->tiles + ring->slot * kStage);
@@ -292,10 +290,11 @@ __device__ __forceinline__ void MultiplyLeaf(const GemmCudaProblem& p, int leaf,
 }
 
 // Many tokens: CTAs stay and take tiles in turn; a tile's leaves follow each other.
-template <WeightFormat kFormat, bool kSegmented, int kRowTiles>
+template <WeightFormat kFormat, bool kSegmented>
 __global__ void __launch_bounds__(kManyThreads, 1)
     ManyTokensKernel(const __grid_constant__ GemmCudaProblem p,
                      const __grid_constant__ CUtensorMap x_map, float* scratch, int64_t tiles) {
+  constexpr int kRowTiles = RowTiles<kSegmented>();
   constexpr int kSums = kManyTokens / 2;
   constexpr int kStage = StageBytes<kManyTokens>();
   extern __shared__ uint8_t unaligned[];
@@ -309,7 +308,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     LowerRegisters<40>();
     if (threadIdx.x != kConsumerThreads) return;
     for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-      const Tile tile = TileAt<kRowTiles>(p, index);
+      const Tile tile = TileAt<kSegmented>(p, index);
       for (int leaf = 0; leaf < p.leaves; ++leaf) {
         CopyLeaf<kManyTokens>(p, &x_map, leaf, tile.token, &ring);
       }
@@ -324,32 +323,14 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   const int joined = p.leaves / shards;  // leaves per sum of the output
   constexpr int kLevelSize = kRowTiles * kSums * kConsumerThreads;
   float* const higher = scratch + int64_t{blockIdx.x} * 2 * kLevelSize;
-  const auto first_group = [&](int64_t index) {
-    return TileAt<kRowTiles>(p, index).group + consumer / kGroupThreads * (kRowTiles * 4) +
-           consumer / 32 % 4;
-  };
-  Chunk<kFormat> codes[kRowTiles];
-  Stream following[kRowTiles];
-  StreamsOf<kFormat>(p, 0, first_group(blockIdx.x), following);
-  const bool chunks = p.leaf_k >= kTileColumns;
-#pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    if (chunks) LoadChunk(following[r], 0, lane, &codes[r]);
-  }
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    const Tile tile = TileAt<kRowTiles>(p, index);
-    const int64_t group0 = first_group(index);
+    const Tile tile = TileAt<kSegmented>(p, index);
+    const int64_t group0 =
+        tile.group + consumer / kGroupThreads * (kRowTiles * 4) + consumer / 32 % 4;
     const int64_t token = tile.token + lane % 4 * 2;
     for (int leaf = 0; leaf < p.leaves; ++leaf) {
       float c[kRowTiles][kSums];
-      // After the last leaf of the last tile the first chunk is read once more, for nobody.
-      const int64_t next_index = index + gridDim.x < tiles ? index + gridDim.x : index;
-      if (leaf + 1 < p.leaves) {
-        StreamsOf<kFormat>(p, leaf + 1, group0, following);
-      } else {
-        StreamsOf<kFormat>(p, 0, first_group(next_index), following);
-      }
-      MultiplyLeaf<kFormat, kSegmented>(p, leaf, group0, token, lane, following, codes, &ring, c);
+      MultiplyLeaf<kFormat, kSegmented>(p, leaf, group0, token, lane, &ring, c);
       // The tree over the leaves that make up one sum of the output.
       const int place = leaf % joined;
       int level = 0;
@@ -396,9 +377,7 @@ __global__ void __launch_bounds__(kSomeThreads, kSegmented ? 1 : 2)
   const int64_t first_group = int64_t{blockIdx.x} * (kConsumers * 4);
   const int64_t token = int64_t{blockIdx.z} * kSomeTokens;
   const int tokens = static_cast<int>(min(p.m - token, int64_t{kSomeTokens}));
-  LaunchDependents();
   if (threadIdx.x >= kConsumerThreads) {
-    WaitForPrerequisites();
     if (threadIdx.x == kConsumerThreads) {
       CopyLeaf<kSomeTokens>(p, &x_map, leaf, token, &ring);
     }
@@ -407,13 +386,8 @@ __global__ void __launch_bounds__(kSomeThreads, kSegmented ? 1 : 2)
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     float c[1][kSums];
-    Stream stream[1];
-    StreamsOf<kFormat>(p, leaf, first_group + warp, stream);
-    Chunk<kFormat> codes[1];
-    if (p.leaf_k >= kTileColumns) LoadChunk(stream[0], 0, lane, &codes[0]);
-    WaitForPrerequisites();
     MultiplyLeaf<kFormat, kSegmented>(p, leaf, first_group + warp, token + lane % 4 * 2, lane,
-                                      stream, codes, &ring, c);
+                                      &ring, c);
     float* to = sums + warp * tokens * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
@@ -453,17 +427,17 @@ EncodeFn TensorMapEncoder() {
   return reinterpret_cast<EncodeFn>(function);
 }
 
-template <WeightFormat kFormat, bool kSegmented, int kRowTiles>
+template <WeightFormat kFormat, bool kSegmented>
 cudaError_t LaunchMany(const GemmCudaProblem& p, const CUtensorMap& map, float* scratch,
                        cudaStream_t stream) {
-  auto* kernel = ManyTokensKernel<kFormat, kSegmented, kRowTiles>;
-  const int level_bytes = kRowTiles * (kManyTokens / 2) * kConsumerThreads * 4;
+  auto* kernel = ManyTokensKernel<kFormat, kSegmented>;
+  const int level_bytes = RowTiles<kSegmented>() * (kManyTokens / 2) * kConsumerThreads * 4;
   const int shared = 1024 + kRing * StageBytes<kManyTokens>() + kRingBarrierBytes +
                      (p.leaves > 1 ? level_bytes : 0);
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
-  const int64_t tiles = TilesOf(p, kRowTiles);
+  const int64_t tiles = TilesOf<kSegmented>(p);
   const int64_t ctas = tiles < kGemmWgmmaCtas ? tiles : kGemmWgmmaCtas;
   kernel<<<static_cast<unsigned>(ctas), kManyThreads, shared, stream>>>(p, map, scratch, tiles);
   return cudaGetLastError();
@@ -478,11 +452,9 @@ cudaError_t LaunchSome(const GemmCudaProblem& p, const CUtensorMap& map, cudaStr
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1, static_cast<unsigned>(p.leaves), 1};
   cudaLaunchConfig_t config = {};
   config.gridDim =
       dim3(static_cast<unsigned>((p.n + rows - 1) / rows), static_cast<unsigned>(p.leaves),
@@ -490,24 +462,17 @@ cudaError_t LaunchSome(const GemmCudaProblem& p, const CUtensorMap& map, cudaStr
   config.blockDim = dim3(kSomeThreads);
   config.dynamicSmemBytes = static_cast<size_t>(shared);
   config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, p, map);
 }
 
 template <WeightFormat kFormat, bool kSegmented>
 cudaError_t Launch(const GemmCudaProblem& p, GemmKernel kernel, const CUtensorMap& map,
                    float* scratch, cudaStream_t stream) {
-  if (kernel == GemmKernel::kSomeTokens) return LaunchSome<kFormat, kSegmented>(p, map, stream);
-  // Segments need a second set of sums. Small tiles are for even shares, large ones for fewer
-  // bytes.
-  const auto rounds = [&](int row_tiles) {
-    return (TilesOf(p, row_tiles) + kGemmWgmmaCtas - 1) / kGemmWgmmaCtas;
-  };
-  if (kSegmented || rounds(1) * 9 < rounds(2) * 16) {
-    return LaunchMany<kFormat, kSegmented, 1>(p, map, scratch, stream);
-  }
-  return LaunchMany < kFormat, kSegmented, kSegmented ? 1 : 2 > (p, map, scratch, stream);
+  return kernel == GemmKernel::kManyTokens
+             ? LaunchMany<kFormat, kSegmented>(p, map, scratch, stream)
+             : LaunchSome<kFormat, kSegmented>(p, map, stream);
 }
 
 }  // namespace
