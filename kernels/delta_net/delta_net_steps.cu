@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMaxSharedBytes = 226 * 1024;  // of a block, next to its barriers
+constexpr size_t kMaxSharedBytes = 227 * 1024;
 constexpr int kStepThreads = 128;
 
 // Norms, Gram coefficients, gates and ring rows of a sequence of one row; a block per key head.
@@ -104,54 +104,26 @@ __device__ void CopyAsync16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
 }
 
-// Barriers in shared memory, for copies that the device does by itself.
-__device__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ void InitBarrier(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
-               "r"(arrivals));
-}
-__device__ void ExpectBytes(uint64_t* barrier, int bytes) {
-  asm volatile(
-      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
-      "r"(bytes)
-      : "memory");
-}
-__device__ void Arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
-}
-__device__ void Wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(SharedAddress(barrier)),
-      "r"(parity)
-      : "memory");
-}
-// Copies a multiple of 16 bytes between multiples of 16 bytes.
-__device__ void CopyBulk(void* to, const void* from, int bytes, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(SharedAddress(to)),
-      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
-      : "memory");
-}
-
-constexpr int kWholeThreads = 512;  // that compute; one more warp loads
 constexpr int kStages = 2;          // heads in shared memory
+constexpr int kWholeThreads = 512;  // that compute
+constexpr int kLoadThreads = 64;    // that load, per stage
 
-// The threads that compute.
-__device__ void SyncComputing() { asm volatile("bar.sync 1, %0;" ::"n"(kWholeThreads) : "memory"); }
+// Named barriers of a block: kComputing among the threads that compute; a stage is full, and empty
+// again, between them and the threads that load it.
+enum Barrier { kComputing = 1, kFull = 2, kEmpty = kFull + kStages };
+template <int kThreadsOfIt>
+__device__ void Sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreadsOfIt) : "memory");
+}
+__device__ void Arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kWholeThreads + kLoadThreads) : "memory");
+}
 
 // Sequences of one row, many heads: a block walks over whole heads, the next one's loads in flight.
 template <typename Act>
-__global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const DeltaNetProblem p) {
+__global__ void __launch_bounds__(kWholeThreads + kStages * kLoadThreads, 1)
+    WholeStepKernel(const DeltaNetProblem p) {
   extern __shared__ __align__(128) uint8_t shared[];
-  __shared__ uint64_t full[kStages], empty[kStages];
   const int k_dim = static_cast<int>(p.k_dim), v_dim = static_cast<int>(p.v_dim);
   const int v_heads = static_cast<int>(p.num_v_heads);
   const int ratio = v_heads / static_cast<int>(p.num_k_heads);
@@ -167,68 +139,63 @@ __global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const D
   const int units = static_cast<int>(p.num_sequences) * v_heads;
   const int64_t d_stride = p.num_v_heads * p.v_dim, key_stride = p.num_k_heads * p.k_dim;
   const float factor = QueryFactor(k_dim);
-  if (thread == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      InitBarrier(full + stage, 32);
-      InitBarrier(empty + stage, kWholeThreads / 32);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;");
-  }
-  __syncthreads();
 
   if (thread >= kWholeThreads) {
-    const int loader = thread - kWholeThreads;
-    int count = 0;
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, ++count) {
-      const int stage = count % kStages;
-      uint64_t* barrier = full + stage;
-      uint8_t* to = shared + stage * at.size;
+    const int loader = (thread - kWholeThreads) % kLoadThreads;
+    const int stage = (thread - kWholeThreads) / kLoadThreads;
+    uint8_t* to = shared + stage * at.size;
+    bool first = true;
+    for (int unit = blockIdx.x + stage * gridDim.x; unit < units; unit += kStages * gridDim.x) {
       const SequenceRows s(p, unit / v_heads);
-      if (count >= kStages) Wait(empty + stage, (count / kStages - 1) & 1);
       const int h = unit % v_heads, j = s.start % kRows;
-      const int64_t t_k = s.begin * p.num_k_heads + h / ratio;
-      const int state_bytes = s.start > 0 ? v_dim * k_dim * 4 : 0, d_bytes = v_dim * 4;
-      const int k_bytes = k_dim * sizeof(Act), v_bytes = v_dim * sizeof(Act);
-      constexpr int kGramBytes = 2 * kRows * sizeof(float);
+      if (!first) Sync<kWholeThreads + kLoadThreads>(kEmpty + stage);
       if (s.rows == 1) {
-        if (loader == 0) {
-          ExpectBytes(barrier, state_bytes + j * d_bytes + 2 * k_bytes + 2 * v_bytes + kGramBytes);
-          if (state_bytes > 0) {
-            CopyBulk(to + at.state, p.state + (s.slot * v_heads + h) * v_dim * k_dim, state_bytes,
-                     barrier);
+        const float* state = p.state + (s.slot * v_heads + h) * v_dim * k_dim;
+        if (s.start > 0) {
+#pragma unroll 8
+          for (int i = 4 * loader; i < v_dim * k_dim; i += 4 * kLoadThreads) {
+            CopyAsync16(to + at.state + 4 * i, state + i);
           }
         }
-        __syncwarp();
         const float* ring = p.ring_d + s.slot * kRows * d_stride + h * v_dim;
-        for (int i = loader; i < j; i += 32) {
-          CopyBulk(to + at.d + i * d_bytes, ring + i * d_stride, d_bytes, barrier);
+        const int columns = v_dim / 4;
+#pragma unroll 4
+        for (int i = loader; i < j * columns; i += kLoadThreads) {
+          CopyAsync16(to + at.d + 16 * i, ring + i / columns * d_stride + i % columns * 4);
         }
         const Act* row = As<Act>(p.qkv) + s.begin * p.qkv_stride;
-        if (loader == 0) CopyBulk(to + at.q, row + h / ratio * k_dim, k_bytes, barrier);
-        if (loader == 1)
-          CopyBulk(to + at.k, row + key_stride + h / ratio * k_dim, k_bytes, barrier);
-        if (loader == 2)
-          CopyBulk(to + at.value, row + 2 * key_stride + h * v_dim, v_bytes, barrier);
-        if (loader == 3) {
-          CopyBulk(to + at.z, As<Act>(p.z) + s.begin * p.z_stride + h * v_dim, v_bytes, barrier);
+        const Act* z = As<Act>(p.z) + s.begin * p.z_stride + h * v_dim;
+        constexpr int kSixteen = 16 / sizeof(Act);
+        for (int i = loader; i < k_dim / kSixteen; i += kLoadThreads) {
+          const Act* q = row + h / ratio * k_dim + kSixteen * i;
+          CopyAsync16(to + at.q + 16 * i, q);
+          CopyAsync16(to + at.k + 16 * i, q + key_stride);
+        }
+        for (int i = loader; i < v_dim / kSixteen; i += kLoadThreads) {
+          CopyAsync16(to + at.value + 16 * i, row + 2 * key_stride + h * v_dim + kSixteen * i);
+          CopyAsync16(to + at.z + 16 * i, z + kSixteen * i);
         }
       }
       // From here on, what StepGramKernel has written.
-      if (count == 0) cudaGridDependencySynchronize();
+      if (first) cudaGridDependencySynchronize();
+      first = false;
       if (s.rows == 1) {
-        if (loader == 0) CopyBulk(to + at.grams, p.grams + t_k * 2 * kRows, kGramBytes, barrier);
-        float* gates = reinterpret_cast<float*>(to + at.gates);
-        for (int i = loader; i < j; i += 32) {
-          gates[i] = p.ring_g[(s.slot * kRows + i) * v_heads + h];
+        const int64_t t_k = s.begin * p.num_k_heads + h / ratio;
+        if (loader < 2 * kRows / 4) {
+          CopyAsync16(to + at.grams + 16 * loader, p.grams + t_k * 2 * kRows + 4 * loader);
         }
+        float* gates = reinterpret_cast<float*>(to + at.gates);
+        if (loader < j) gates[loader] = p.ring_g[(s.slot * kRows + loader) * v_heads + h];
         float* scalars = reinterpret_cast<float*>(to + at.scalars);
-        if (loader < 2) scalars[loader] = p.scales[t_k * 2 + loader];
-        if (loader >= 2 && loader < 4) {
-          scalars[loader] = p.gates[(s.begin * v_heads + h) * 2 + loader - 2];
+        if (loader < 2) {
+          scalars[loader] = p.scales[t_k * 2 + loader];
+          scalars[2 + loader] = p.gates[(s.begin * v_heads + h) * 2 + loader];
         }
       }
-      Arrive(barrier);
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      Arrive(kFull + stage);
     }
+    if (first) cudaGridDependencySynchronize();
     return;
   }
 
@@ -270,7 +237,7 @@ __global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const D
       ck[thread] = __fmul_rn(decay, grams[thread]);
       cq[thread] = __fmul_rn(decay, grams[kRows + thread]);
     }
-    SyncComputing();
+    Sync<kWholeThreads>(kComputing);
 
     // One half of the block adds for d, the other for o.
     constexpr int kHalf = kWholeThreads / 2;
@@ -283,7 +250,7 @@ __global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const D
       for (int i = 0; i < j; ++i) sum = __fmaf_rn(c[i], d[i * v_dim + v], sum);
       if (for_o) sums_q[v] = sum;
     }
-    SyncComputing();
+    Sync<kWholeThreads>(kComputing);
     const float from_grid = Exp(g_j);
     float o = 0.0f;
     if (thread < v_dim) {
@@ -298,7 +265,7 @@ __global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const D
       const float slice = WarpSum(__fmul_rn(o, o));
       if (thread % 32 == 0) squares[v / kSlice] = slice;
     }
-    SyncComputing();
+    Sync<kWholeThreads>(kComputing);
     if (thread < v_dim) {
       StoreOutput<Act>(p, t, h, v, o, AddSlices(squares, 1, (v_dim + kSlice - 1) / kSlice),
                        norm_weight, ToFloat(reinterpret_cast<const Act*>(head + at.z)[v]));
@@ -313,7 +280,7 @@ __global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const D
     for (int i = thread; i < kRows * v_dim; i += kWholeThreads) {
       d[i] = __fmul_rn(decays[i / v_dim], d[i]);
     }
-    SyncComputing();
+    Sync<kWholeThreads>(kComputing);
     const float* keys = p.ring_k + s.slot * kRows * key_stride + h / ratio * k_dim;
     Fold(
         kWholeThreads, k_dim, v_dim, from_grid, state, k_dim,
@@ -331,12 +298,11 @@ __global__ void __launch_bounds__(kWholeThreads + 32, 1) WholeStepKernel(const D
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x, ++count) {
     const int stage = count % kStages;
     const SequenceRows s(p, unit / v_heads);
-    Wait(full + stage, (count / kStages) & 1);
+    Sync<kWholeThreads + kLoadThreads>(kFull + stage);
     if (s.rows == 1) compute_head(unit, s, stage);
-    SyncComputing();  // the next head takes the same places
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-    if (thread % 32 == 0) Arrive(empty + stage);
+    // Nobody waits for a stage that is not loaded again.
+    if (unit + kStages * static_cast<int>(gridDim.x) < units) Arrive(kEmpty + stage);
+    Sync<kWholeThreads>(kComputing);  // the next head takes the same places
   }
 }
 
@@ -546,7 +512,7 @@ LaunchStatus Steps(const DeltaNetProblem& p, cudaStream_t stream) {
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(units < processors ? units : processors));
-  config.blockDim = dim3(kWholeThreads + 32);
+  config.blockDim = dim3(kWholeThreads + kStages * kLoadThreads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &early;
