@@ -14,8 +14,10 @@ inline absl::Status CudaStatus(cudaError_t error, const char* what) {
       absl::StrCat("cuda: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
 }
 
-// Makes the device of SelectDevice the current one of this thread; the first device when none was
-// selected.
+// The device of the process: the first one until another is selected.
+void SelectCudaDevice(int ordinal);
+int SelectedCudaDevice();
+// Makes it the current device of this thread.
 absl::Status BindCudaThread();
 
 #define RETURN_IF_CUDA_UNBOUND()                  \
