@@ -14,6 +14,9 @@ inline absl::Status CudaStatus(cudaError_t error, const char* what) {
       absl::StrCat("cuda: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
 }
 
+// The device that BindCudaThread binds from now on.
+void SelectCudaDevice(int ordinal);
+int SelectedCudaDevice();
 // Makes the device of SelectDevice the current one of this thread; the first device when none was
 // selected.
 absl::Status BindCudaThread();

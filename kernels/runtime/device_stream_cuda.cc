@@ -1,27 +1,11 @@
 // The CUDA side of device_stream.h; compiled under --config=cuda only.
 #include <cuda_runtime_api.h>
 
-#include <atomic>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/runtime/cuda_status.h"
 #include "kernels/runtime/device_stream.h"
 
 namespace lockstep {
-
-namespace {
-std::atomic<int> selected_device{0};
-}  // namespace
-
-absl::Status BindCudaThread() {
-  // The vendor keeps the current device per thread.
-  static thread_local int bound = -1;
-  const int wanted = selected_device.load(std::memory_order_acquire);
-  if (bound == wanted) return absl::OkStatus();
-  const absl::Status status = CudaStatus(cudaSetDevice(wanted), "cudaSetDevice");
-  if (status.ok()) bound = wanted;
-  return status;
-}
 
 namespace cuda_stream {
 namespace {
@@ -43,7 +27,7 @@ absl::Status Select(int ordinal) {
     return absl::NotFoundError(absl::StrCat("cuda:", ordinal, " does not exist; this machine has ",
                                             count, ": cuda:0 to cuda:", count - 1));
   }
-  selected_device.store(ordinal, std::memory_order_release);
+  SelectCudaDevice(ordinal);
   return BindCudaThread();
 }
 
@@ -51,8 +35,8 @@ absl::StatusOr<DeviceInfo> Info() {
   RETURN_IF_CUDA_UNBOUND();
   DeviceInfo info;
   cudaDeviceProp properties;
-  absl::Status status =
-      CudaStatus(cudaGetDeviceProperties(&properties, selected_device), "cudaGetDeviceProperties");
+  absl::Status status = CudaStatus(cudaGetDeviceProperties(&properties, SelectedCudaDevice()),
+                                   "cudaGetDeviceProperties");
   if (!status.ok()) return status;
   size_t free_bytes = 0;
   size_t total_bytes = 0;
