@@ -2,8 +2,9 @@
 # Runs tests and prints, last, "N passed, N failed".
 #
 #   tools/test.sh              all tests, as built by default
-#   tools/test.sh --all        also asan+ubsan, tsan, the lint, the layer query, the layering and lock
-#                              checks of clang, and a build of everything with CUDA: what CI runs
+#   tools/test.sh --all        also asan+ubsan, the lint, the layer query, and a build of everything
+#                              with CUDA: what CI runs
+#   tools/test.sh --extra      tsan, and clang's checks of layering and locks: before a release
 #   tools/test.sh //models/... only these targets
 #
 # Installs what is missing first (tools/install_deps.sh). Exit code 0 only when everything passed.
@@ -60,7 +61,7 @@ run_bazel_tests() {
 build_cuda() {
   bazel build --config=cuda //... || return 1
   local test
-  for test in kernels/norm/rms_norm_test_cuda kernels/pointwise/pointwise_test_cuda; do
+  for test in kernels/norm/rms_norm_test_cuda kernels/gemm/gemm_arm_test_cuda; do
     if [ ! -x "bazel-bin/$test" ]; then
       echo "$test was not linked: is the CUDA toolkit (12.4 or newer) in /usr/local/cuda or CUDA_HOME?"
       return 1
@@ -72,10 +73,12 @@ case "${1:-}" in
   --all)
     check lint tools/lint.sh
     check layers tools/check_layers.sh
-    check 'layering and locks' bazel build --config=layers //...
     run_bazel_tests default //...
     check cuda build_cuda
     run_bazel_tests asan+ubsan --config=asan --config=ubsan //kernels/... //models/... //coordinator/... //worker/...
+    ;;
+  --extra)
+    check 'layering and locks' bazel build --config=layers //...
     # The program of worker_main_test has every model in it: half of the time to compile them all.
     run_bazel_tests tsan --config=tsan --build_tests_only -- //coordinator/... //worker/... \
       //kernels/comm/... //kernels/runtime/... -//worker:worker_main_test
