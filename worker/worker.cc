@@ -174,6 +174,7 @@ pb::GetStatsResponse Worker::GetStats() {
     (*response.mutable_traffic_bytes())[Name(traffic)] = counters_.Get(traffic);
   }
   response.set_op_launches(counters_.op_launches.load());
+  response.set_graph_launches(counters_.graph_launches.load());
   response.set_collectives(counters_.collectives.load());
   response.set_steps(stats.steps);
   response.set_step_micros_total(stats.step_micros);

@@ -38,7 +38,16 @@ grep -q -- "--insecure-listen" "$dir/plain.log" || fail "no message about --inse
 [ $? -eq 1 ] || fail "an address file that cannot be written was accepted"
 grep -q "cannot write --address-file" "$dir/file.log" || fail "no message about the file"
 
-"$worker" --device tpu > "$dir/device.log" 2>&1 && fail "an unknown device was accepted"
+for device in tpu cuda:x cuda:-1; do
+  "$worker" --device "$device" > "$dir/device.log" 2>&1
+  [ $? -eq 2 ] || fail "device $device did not give exit code 2"
+  grep -q -- "--device $device is none of cpu, cuda, cuda:N" "$dir/device.log" ||
+    fail "no message about device $device"
+done
+"$worker" --device cuda:99 > "$dir/absent.log" 2>&1
+[ $? -eq 1 ] || fail "a device that is not there did not give exit code 1"
+grep -qE -- "--device cuda:99: (this build has no cuda|cuda:99: no CUDA device|cuda:99 does not exist)" \
+  "$dir/absent.log" || fail "no reason for the absent device"
 [ "$("$worker" --version)" = "lockstep_worker 0.1.0" ] || fail "--version"
 
 kill -TERM "$first"

@@ -16,6 +16,7 @@
 #include "kernels/comm/push_memory.h"
 #include "kernels/runtime/device_buffer.h"
 #include "kernels/runtime/device_memory.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/pinned_buffer.h"
 
 namespace lockstep {
@@ -140,8 +141,8 @@ class PushCommGroup : public CommGroup {
     const int64_t n = data.shape.num_elements();
     for (int64_t i = 0; i < n; i += piece_) {
       RETURN_IF_ERROR(
-          Launched("all_reduce", LaunchPushAllReduce(channel(), world_, values + i,
-                                                     std::min(piece_, n - i), ctx->stream)));
+          ToStatus("push all_reduce", LaunchPushAllReduce(channel(), world_, values + i,
+                                                          std::min(piece_, n - i), ctx->stream)));
     }
     return absl::OkStatus();
   }
@@ -158,9 +159,10 @@ class PushCommGroup : public CommGroup {
     const uint32_t* words = static_cast<const uint32_t*>(local.data);
     uint32_t* gathered = static_cast<uint32_t*>(out.data);
     for (int64_t i = 0; i < n; i += piece_) {
-      RETURN_IF_ERROR(Launched(
-          "all_gather", LaunchPushAllGather(channel(), world_, words + i, std::min(piece_, n - i),
-                                            gathered + i, n, ctx->stream)));
+      RETURN_IF_ERROR(
+          ToStatus("push all_gather",
+                   LaunchPushAllGather(channel(), world_, words + i, std::min(piece_, n - i),
+                                       gathered + i, n, ctx->stream)));
     }
     return absl::OkStatus();
   }
@@ -168,7 +170,7 @@ class PushCommGroup : public CommGroup {
   absl::Status Barrier(ExecContext* ctx) override {
     if (ctx->dry_run()) return absl::OkStatus();
     RETURN_IF_ERROR(Begin(ctx, 8));
-    return Launched("barrier", LaunchPushAgree(channel(), agreement_, ctx->stream));
+    return ToStatus("push barrier", LaunchPushAgree(channel(), agreement_, ctx->stream));
   }
 
   absl::Status Check() override {
@@ -196,12 +198,6 @@ class PushCommGroup : public CommGroup {
     ctx->counters->collectives.fetch_add(1, std::memory_order_relaxed);
     ctx->counters->Add(Traffic::kCollectivesSent, bytes * (world_ - 1));
     return Check();
-  }
-
-  absl::Status Launched(const char* what, LaunchStatus status) {
-    if (status == LaunchStatus::kOk) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("push ", what, ": the launch failed with cuda error ",
-                                            static_cast<int>(status)));
   }
 
   absl::Status ReadRecord() const {

@@ -8,6 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/gemm/gather_rows_launch.h"
 #include "kernels/runtime/arm_table.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -81,10 +82,7 @@ absl::Status RunCuda(ExecContext* ctx, const Problem& problem) {
   p.out = problem.out.data;
   p.out_bf16 = problem.out.dtype == DType::kBF16;
   p.out_stride = problem.out.row_stride;
-  const LaunchStatus status = LaunchGatherRows(p, ctx->stream);
-  if (status == LaunchStatus::kOk) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("GatherRows: the launch failed with cuda error ", static_cast<int>(status)));
+  return ToStatus("GatherRows", LaunchGatherRows(p, ctx->stream));
 }
 #endif
 

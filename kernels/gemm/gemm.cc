@@ -13,6 +13,7 @@
 #include "kernels/gemm/gemm_tile.h"
 #include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -167,9 +168,7 @@ absl::Status GemmCuda(ExecContext* ctx, const Problem& problem) {
                                   ? LaunchGemmWgmma(p, kernel, expanded.data,
                                                     static_cast<float*>(scratch.data), ctx->stream)
                                   : LaunchGemm(p, ChooseGemmTile(shape), ctx->stream);
-  if (status == LaunchStatus::kOk) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("Gemm: the launch failed with cuda error ", static_cast<int>(status)));
+  return ToStatus("Gemm", status);
 }
 #endif
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/norm/rms_norm_launch.h"
 #include "kernels/norm/rms_norm_rows.h"
 #include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -32,10 +32,7 @@ absl::Status RunCpu(ExecContext* ctx, const RmsNormProblem& p) {
 #if defined(KERNELS_WITH_CUDA)
 absl::Status RunCuda(ExecContext* ctx, const RmsNormProblem& p) {
   if (ctx->dry_run()) return absl::OkStatus();
-  const LaunchStatus status = LaunchRmsNorm(p, ctx->stream);
-  if (status == LaunchStatus::kOk) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("rms_norm: the launch failed with cuda error ", static_cast<int>(status)));
+  return ToStatus("rms_norm", LaunchRmsNorm(p, ctx->stream));
 }
 #endif
 

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/base/float_types.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/pointwise/pointwise_launch.h"
 #include "kernels/pointwise/pointwise_rows.h"
 #include "kernels/runtime/arm_table.h"
 #include "kernels/runtime/cpu_isa.h"
+#include "kernels/runtime/launch_status.h"
 #include "kernels/runtime/op_check.h"
 
 namespace lockstep {
@@ -63,11 +63,6 @@ absl::Status SwiGluCpu(ExecContext* ctx, const SwiGluProblem& p) {
 }
 
 #if defined(KERNELS_WITH_CUDA)
-absl::Status ToStatus(const char* op, LaunchStatus status) {
-  if (status == LaunchStatus::kOk) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(op, ": the launch failed with cuda error ", static_cast<int>(status)));
-}
 absl::Status AddResidualCuda(ExecContext* ctx, const AddResidualProblem& p) {
   return ToStatus("add_residual", LaunchAddResidual(p, ctx->stream));
 }

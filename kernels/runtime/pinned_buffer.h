@@ -33,8 +33,7 @@ class PinnedBuffer {
 };
 
 // Copies inside a device, or between it and pinned memory, in the order of `stream`; returns at
-// once. On the CPU it copies at once; the two may overlap. Internal
-// carries the vendor's message.
+// once. On the CPU it copies at once; the two may overlap. Internal carries the vendor's message.
 absl::Status CopyAsync(DeviceType device, void* to, const void* from, int64_t bytes, void* stream);
 
 namespace cuda_memory {
