@@ -16,7 +16,7 @@
 #include "coordinator/capacity.h"
 #include "coordinator/engine.h"
 #include "coordinator/step_transport.h"
-#include "coordinator/worker_group.h"
+#include "coordinator/group/worker_group.h"
 #include "proto/worker.pb.h"
 
 namespace lockstep {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "coordinator/errors.h"
-#include "coordinator/fake_worker_service.h"
+#include "coordinator/group/fake_worker_service.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "kernels/base/testing/matchers.h"

@@ -1,5 +1,6 @@
 // The thread around EngineCore: takes requests and cancellations from other threads, keeps steps
-// queued, and turns a failed transport into failed requests.
+// queued, and waits for a new epoch when the group breaks. Requests fail only when there will be
+// none.
 #include "coordinator/engine.h"
 
 #include <algorithm>
@@ -101,6 +102,10 @@ class Engine::Impl {
     return active_ == 0 && steps_in_flight_ == 0;
   }
   absl::Status Ready() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return failure_.ok() ? recovering_ : failure_;
+  }
+  absl::Status Failure() const {
     std::lock_guard<std::mutex> lock(mu_);
     return failure_;
   }
@@ -234,8 +239,13 @@ class Engine::Impl {
   void Run() {
     while (TakeInbox()) {
       core_.ExpireDeadlines(core_.Now());
+      if (!Failure().ok()) continue;
+      if (suspended_) {
+        AwaitEpoch();
+        continue;
+      }
       const absl::Status status = Advance();
-      if (!status.ok()) Fail(status);
+      if (!status.ok()) Suspend(status);
     }
     EndEverything();
   }
@@ -248,7 +258,7 @@ class Engine::Impl {
     {
       std::unique_lock<std::mutex> lock(mu_);
       PublishLocked();
-      if (core_.steps_in_flight() == 0 && (core_.active_requests() == 0 || !failure_.ok())) {
+      if (!failure_.ok()) {
         wake_.wait(lock, [this] { return !stop_.ok() || !arrivals_.empty() || !cancels_.empty(); });
       }
       if (!stop_.ok()) return false;
@@ -260,7 +270,7 @@ class Engine::Impl {
     for (const Cancellation& cancel : cancels) {
       core_.End(cancel.request_id, cancel.status, RequestEnd::kCancelled);
     }
-    if (failed) core_.EndAll(Ready());
+    if (failed) core_.EndAll(Failure());
     return true;
   }
 
@@ -288,11 +298,16 @@ class Engine::Impl {
     if (core_.steps_in_flight() == 0) {
       // With no step in flight every block is free or owned by a sequence that could be preempted.
       CHECK_EQ(core_.active_requests(), 0) << "nothing can be planned";
-      return absl::OkStatus();
     }
     const absl::StatusOr<worker::v1::StepResult> result =
         transport_->Receive(absl::Now() + LongestWait());
-    if (result.ok()) return core_.ApplyResult(*result);
+    if (result.ok()) {
+      const absl::Status applied = core_.ApplyResult(*result);
+      if (const auto replayed = core_.TakeReplayReport()) {
+        transport_->OnReplayed(replayed->requests, replayed->tokens);
+      }
+      return applied;
+    }
     if (absl::IsDeadlineExceeded(result.status()) || absl::IsCancelled(result.status())) {
       return absl::OkStatus();
     }
@@ -305,11 +320,39 @@ class Engine::Impl {
     return std::min(kLongestWait, std::max(left, absl::Milliseconds(1)));
   }
 
-  void Fail(const absl::Status& cause) {
-    const absl::Status status =
-        WithReason(absl::StatusCode::kUnavailable, "ENGINE_FAILED",
-                   absl::StrCat("the workers cannot run steps any more: ", cause.message()));
-    LogError("engine: ", cause.ToString());
+  // The group broke: everything goes back to its log until there is a new epoch.
+  void Suspend(const absl::Status& cause) {
+    suspended_ = true;
+    broken_by_ = cause;
+    core_.Suspend(transport_->last_fault());
+    std::lock_guard<std::mutex> lock(mu_);
+    recovering_ = WithReason(absl::StatusCode::kUnavailable, "RECOVERING",
+                             absl::StrCat("the workers are being brought together again after: ",
+                                          cause.message()),
+                             absl::Seconds(1));
+    PublishLocked();
+  }
+
+  void AwaitEpoch() {
+    const absl::StatusOr<StepEpoch> epoch = transport_->AwaitEpoch(absl::Now() + LongestWait());
+    if (epoch.ok()) {
+      core_.BeginEpoch(epoch->term, epoch->epoch);
+      suspended_ = false;
+      std::lock_guard<std::mutex> lock(mu_);
+      recovering_ = absl::OkStatus();
+      return;
+    }
+    if (absl::IsDeadlineExceeded(epoch.status()) || absl::IsCancelled(epoch.status())) return;
+    // A status with a reason of its own is for clients.
+    Fail(ReasonOf(epoch.status()).empty()
+             ? WithReason(absl::StatusCode::kUnavailable, "ENGINE_FAILED",
+                          absl::StrCat("the workers cannot run steps any more: ",
+                                       broken_by_.message()))
+             : epoch.status());
+  }
+
+  void Fail(const absl::Status& status) {
+    LogError("engine: ", status.ToString());
     {
       std::lock_guard<std::mutex> lock(mu_);
       if (failure_.ok()) failure_ = status;
@@ -342,6 +385,8 @@ class Engine::Impl {
   // Of the thread.
   EngineCore core_;
   std::thread thread_;
+  bool suspended_ = false;  // between a fault and the next epoch
+  absl::Status broken_by_;
 
   mutable std::mutex mu_;
   std::condition_variable wake_;
@@ -357,7 +402,8 @@ class Engine::Impl {
   int32_t steps_in_flight_ = 0;
   bool draining_ = false;
   bool ended_ = false;
-  absl::Status failure_;  // why no request is taken
+  absl::Status failure_;     // why no request is taken
+  absl::Status recovering_;  // why no step runs now
   absl::Status stop_;     // not OK: the thread is to end
   EngineCore::State state_;
 };

@@ -33,7 +33,10 @@ std::map<std::string, int64_t> EngineCore::Counters::ToMap() const {
           {"requests_started", requests_started},
           {"requests_finished", requests_finished},
           {"requests_failed", requests_failed},
-          {"requests_cancelled", requests_cancelled}};
+          {"requests_cancelled", requests_cancelled},
+          {"recoveries", recoveries},
+          {"requests_replayed", requests_replayed},
+          {"poison_requests", poison_requests}};
 }
 
 EngineCore::EngineCore(const EngineOptions& options, const Tokenizer* tokenizer, Hooks hooks)
@@ -132,8 +135,13 @@ SchedulerSequence EngineCore::WaitingView(const SequenceState& s) const {
 
 SchedulerInput EngineCore::MakeSchedulerInput(std::vector<SequenceState*>* sequences) const {
   SchedulerInput input;
+  const RequestState* alone = Alone();
+  const bool replays_first = !replaying_.empty() && ReplayDebt() > options_.max_batch_tokens;
   for (SequenceState* s : running_) {
     input.running.push_back(RunningView(*s));
+    if (alone != nullptr && s->request != alone) {
+      input.running.back().end = input.running.back().position;
+    }
     input.running.back().id = static_cast<int64_t>(sequences->size());
     sequences->push_back(s);
   }
@@ -141,6 +149,8 @@ SchedulerInput EngineCore::MakeSchedulerInput(std::vector<SequenceState*>* seque
   for (SequenceState* s : waiting_) {
     if (static_cast<int64_t>(input.waiting.size()) >= input.free_slots) break;
     if (WaitsForSibling(*s)) continue;
+    if (alone != nullptr && s->request != alone) continue;
+    if (replays_first && !s->request->scheduled) continue;
     input.waiting.push_back(WaitingView(*s));
     input.waiting.back().id = static_cast<int64_t>(sequences->size());
     sequences->push_back(s);
@@ -278,8 +288,10 @@ StepRequest EngineCore::Seal(const StepPlan& plan, StepInFlight step) {
 }
 
 absl::optional<StepRequest> EngineCore::PlanStep() {
+  const RequestState* alone = Alone();
+  if (alone != nullptr && OthersInFlight(alone)) return absl::nullopt;
   // A plan that only preempts changes what can be planned: once more, then.
-  for (int attempt = 0; attempt < 2; ++attempt) {
+  for (int attempt = 0; attempt < 3; ++attempt) {
     std::vector<SequenceState*> sequences;
     const Schedule schedule = ScheduleStep(MakeSchedulerInput(&sequences));
     const auto sequence = [&](int64_t id) { return sequences[static_cast<size_t>(id)]; };
@@ -288,7 +300,7 @@ absl::optional<StepRequest> EngineCore::PlanStep() {
     // Hits are acquired before any block is allocated, so that none of them is given up.
     for (const int64_t id : schedule.admitted) Admit(sequence(id));
     if (schedule.rows.empty()) {
-      if (schedule.preempted.empty()) break;
+      if (schedule.preempted.empty() && !MakeRoomFor(alone)) break;
       continue;
     }
     StepPlan plan;
@@ -430,6 +442,7 @@ void EngineCore::Log(const EntryInFlight& entry, const SequenceResult& result) {
   s->output_ids.push_back(result.sampled_id());
   s->digests.push_back(result.digests(static_cast<int>(entry.num_logits - 1)));
   s->progressed = true;
+  OnProgress(s);
   ++counters_.tokens_generated;
   if (!s->prefilled) {
     s->prefilled = true;
@@ -478,6 +491,7 @@ void EngineCore::Retire(SequenceState* s) {
   if (s->phase == SequencePhase::kDone) return;
   const bool running = s->phase == SequencePhase::kRunning;
   (running ? running_ : waiting_).erase(s);
+  replaying_.erase(s);
   s->phase = SequencePhase::kDone;
   if (running && s->steps_in_flight == 0) ReleasePlace(s);
 }
@@ -501,6 +515,8 @@ void EngineCore::EndRequest(RequestState* request, const absl::Status& status, R
   for (const auto& output : request->outputs) Retire(output.get());
   by_id_.erase(request->spec.request_id);
   if (request->scheduled) --num_scheduled_;
+  if (request->isolated) --num_isolated_;
+  request->isolated = false;
   ended_.push_back(request);
   switch (how) {
     case RequestEnd::kFinished:

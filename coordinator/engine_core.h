@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "coordinator/engine.h"
+#include "coordinator/group/fault.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/scheduler.h"
 #include "coordinator/sequence_state.h"
@@ -50,6 +51,9 @@ class EngineCore {
     int64_t requests_finished = 0;
     int64_t requests_failed = 0;
     int64_t requests_cancelled = 0;
+    int64_t recoveries = 0;
+    int64_t requests_replayed = 0;
+    int64_t poison_requests = 0;
 
     std::map<std::string, int64_t> ToMap() const;
   };
@@ -81,6 +85,19 @@ class EngineCore {
   absl::Status ApplyResult(const worker::v1::StepResult& result);
   // No step in flight will ever report (the group broke). All requests must have ended.
   void DropStepsInFlight();
+
+  // The group broke and will be whole again in another epoch, with nothing on the devices: every
+  // sequence goes back to the queue with its log, to be replayed. Requests in the steps that did not
+  // report are suspects where the fault may have been their doing: each runs alone until it has got
+  // its next token. One that brings the group down alone ends with INTERNAL POISON_REQUEST: at once
+  // when the worker crashed by its own doing, the second time when it was lost for another reason.
+  void Suspend(const Fault& fault);
+  struct ReplayReport {
+    int64_t requests = 0;
+    int64_t tokens = 0;  // rows that were run again
+  };
+  // Once, when every sequence of the last Suspend has its next token or has ended.
+  absl::optional<ReplayReport> TakeReplayReport();
 
   int32_t steps_in_flight() const { return static_cast<int32_t>(in_flight_.size()); }
   int64_t active_requests() const { return static_cast<int64_t>(by_id_.size()); }
@@ -126,6 +143,17 @@ class EngineCore {
                     worker::v1::SequenceEntry* message);
   worker::v1::StepRequest Seal(const worker::v1::StepPlan& plan, StepInFlight step);
 
+  // ---- after a fault (engine_recovery.cc) ----
+  void Blame(const Fault& fault, const std::set<RequestState*>& suspects);
+  // The request that must run alone now, or null.
+  RequestState* Alone() const;
+  bool OthersInFlight(const RequestState* alone) const;
+  // Preempts what else holds blocks. False when there is nothing.
+  bool MakeRoomFor(const RequestState* alone);
+  // Rows that are to be run again before all sequences are where they were.
+  int64_t ReplayDebt() const;
+  void OnProgress(SequenceState* sequence);
+
   // ---- results ----
   absl::Status ApplyEntry(const EntryInFlight& entry, const worker::v1::SequenceResult& result);
   void PublishToCache(const EntryInFlight& entry);
@@ -167,6 +195,10 @@ class EngineCore {
   std::set<SequenceState*, OlderSequence> running_;
   std::deque<StepInFlight> in_flight_;
   Counters counters_;
+  int64_t num_isolated_ = 0;            // active requests that are to run alone
+  std::set<SequenceState*> replaying_;  // of the last Suspend, without their next token yet
+  bool replay_reported_ = true;
+  ReplayReport replay_;
   int64_t num_scheduled_ = 0;  // active requests that are in no queue any more
   // No deadline of an active request is earlier.
   absl::Time next_deadline_ = absl::InfiniteFuture();

@@ -132,6 +132,7 @@ pb::GenerateEvent SequenceState::FinishedEvent(const OutputStream::Step& step, a
   timings->set_decode_seconds(absl::ToDoubleSeconds(now - first_token));
   finished->set_determinism_digest(determinism_digest());
   finished->set_preemptions(preemptions);
+  finished->set_recoveries(recoveries);
   return event;
 }
 

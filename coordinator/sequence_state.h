@@ -31,6 +31,10 @@ struct RequestState {
   bool scheduled = false;  // some output has been in a step
   bool ended = false;      // OnDone was called
   int32_t outputs_finished = 0;
+  // Was in a step that a fault kept from reporting: runs alone until it has got its next tokens.
+  bool isolated = false;
+  // Faults while it ran alone, weighed: a crash of a worker's own making counts 2, any other 1.
+  int32_t guilt = 0;
 
   int64_t prompt_length() const { return static_cast<int64_t>(spec.prompt_ids.size()); }
   // When it is to be ended as it stands now.
@@ -80,6 +84,7 @@ struct SequenceState {
   bool admitted = false;   // at least once
   int64_t cached_tokens = 0;
   int32_t preemptions = 0;
+  int32_t recoveries = 0;
   absl::Time first_scheduled;
   absl::Time first_token;
 

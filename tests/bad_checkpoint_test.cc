@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/worker_group.h"
+#include "coordinator/group/worker_group.h"
 #include "gtest/gtest.h"
 #include "kernels/base/testing/matchers.h"
 #include "nlohmann/json.hpp"

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "coordinator/worker_group.h"
+#include "coordinator/group/worker_group.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/testing/matchers.h"

@@ -17,7 +17,7 @@
 #include "CLI/Validators.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "coordinator/worker_group.h"
+#include "coordinator/group/worker_group.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "models/tokenizer/tokenizer.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "coordinator/worker_group.h"
+#include "coordinator/group/worker_group.h"
 #include "models/tokenizer/tokenizer.h"
 #include "models/weights/checkpoint.h"
 #include "tools/eval/step_driver.h"

@@ -1,6 +1,6 @@
 // WorkerGroup against fake workers on real ports: bringing ranks up, carrying steps, and naming the
 // rank that is at fault.
-#include "coordinator/worker_group.h"
+#include "coordinator/group/worker_group.h"
 
 #include <cstdlib>
 #include <memory>
@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "coordinator/fake_worker_service.h"
+#include "coordinator/group/fake_worker_service.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/testing/matchers.h"
