@@ -2,8 +2,12 @@
 // free of gRPC. Fences by (term, epoch): what is older than anything seen is refused with
 // FailedPrecondition, the message beginning with STALE_TERM or STALE_EPOCH.
 //
+// A beat (Health with a term) may grant a lease. When it expires, the worker leaves its group as if
+// the coordinator had died: collectives and the step stream end, caches and communicator are freed,
+// the weights stay.
+//
 // Thread safe. GetInfo, Health, GetStats and AbortComm never wait for the executor or for another
-// call.
+// call; Health, which answers beats, does not ask the device either.
 #pragma once
 
 #include <atomic>
@@ -21,6 +25,7 @@
 #include "kernels/comm/comm_group.h"
 #include "kernels/comm/process_comm_listener.h"
 #include "proto/worker.pb.h"
+#include "worker/expiry_timer.h"
 #include "worker/model_loader.h"
 #include "worker/step_executor.h"
 
@@ -33,6 +38,12 @@ struct WorkerOptions {
   int threads = 0;         // 0: max(1, hardware threads / world), decided at LoadModel
   ProcessCommOptions comm;
   ModelLoader loader;
+  // Not OK when the device has failed for good; empty: GetDeviceInfo.
+  std::function<absl::Status()> check_device;
+  // Called once, from a thread of its own, when no coordinator has been heard of (a beat or any
+  // accepted call) for this long, counted from the start. Zero: never.
+  absl::Duration orphan_timeout = absl::ZeroDuration();
+  std::function<void()> on_orphan;
 };
 
 class Worker {
@@ -41,7 +52,7 @@ class Worker {
   ~Worker();
 
   worker::v1::GetInfoResponse GetInfo();
-  worker::v1::HealthResponse Health();
+  absl::StatusOr<worker::v1::HealthResponse> Health(const worker::v1::HealthRequest& request);
   worker::v1::GetStatsResponse GetStats();
 
   // Calls `progress` about every 0.5 s on the calling thread; false from it stops listening, not
@@ -80,6 +91,11 @@ class Worker {
   void RunLoad(std::shared_ptr<Load> load);
   void EndGroupLocked(const absl::Status& reason, std::function<void(const absl::Status&)>* ended);
   absl::StatusOr<std::shared_ptr<CommGroup>> Connect(const worker::v1::InitCommRequest& request);
+  // Makes `comm` the group of the epoch, unless that has ended meanwhile.
+  absl::Status AdoptComm(const worker::v1::InitCommRequest& request,
+                         std::shared_ptr<CommGroup> comm);
+  absl::Status CheckDeviceUsable(absl::string_view call) const;
+  void LeaseExpired();
 
   const WorkerOptions options_;
   const uint64_t incarnation_;
@@ -110,6 +126,12 @@ class Worker {
   uint64_t last_stream_ = 0;
   std::function<void(const absl::Status&)> stream_ended_;
   std::thread load_thread_;
+  absl::Duration lease_ = absl::ZeroDuration();  // zero: none is granted
+  uint64_t beat_epoch_ = 0;                      // of the last beat
+
+  // Last: their functions use everything above.
+  ExpiryTimer lease_timer_;
+  ExpiryTimer orphan_timer_;
 };
 
 }  // namespace lockstep

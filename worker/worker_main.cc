@@ -38,6 +38,7 @@ struct Flags {
   std::string device = "cpu";
   std::string address_file;
   bool parent_death = false;
+  double orphan_timeout = 0;
   bool insecure_listen = false;
   std::string log_level = "info";
 };
@@ -57,6 +58,10 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--address-file", flags->address_file,
                   "File that gets the address once the worker listens");
   app->add_flag("--parent-death", flags->parent_death, "Stop when the parent process dies");
+  app->add_option("--orphan-timeout", flags->orphan_timeout,
+                  "Seconds without a coordinator after which the worker stops; 0: never")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
   app->add_flag("--insecure-listen", flags->insecure_listen,
                 "Allow plaintext on an address that other hosts can reach");
   app->add_option("--log-level", flags->log_level, "Least severe lines to log")
@@ -135,6 +140,11 @@ int Serve(const Flags& flags) {
   options.worker_id = absl::StrCat(host, "/", flags.device, "/", flags.listen);
   options.threads = flags.threads;
   options.loader = LoadCheckpointModel;
+  options.orphan_timeout = absl::Seconds(flags.orphan_timeout);
+  options.on_orphan = [timeout = options.orphan_timeout] {
+    LogInfo("no coordinator was heard of for ", absl::FormatDuration(timeout), ": stopping");
+    kill(getpid(), SIGTERM);  // the orderly way
+  };
   Worker worker(options);
   WorkerServiceImpl service(&worker);
 

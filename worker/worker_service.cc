@@ -221,10 +221,9 @@ grpc::Status WorkerServiceImpl::AbortComm(grpc::ServerContext*, const pb::AbortC
   return Answer(worker_->AbortComm(*request), response);
 }
 
-grpc::Status WorkerServiceImpl::Health(grpc::ServerContext*, const pb::HealthRequest*,
+grpc::Status WorkerServiceImpl::Health(grpc::ServerContext*, const pb::HealthRequest* request,
                                        pb::HealthResponse* response) {
-  *response = worker_->Health();
-  return grpc::Status::OK;
+  return Answer(worker_->Health(*request), response);
 }
 
 grpc::Status WorkerServiceImpl::GetStats(grpc::ServerContext*, const pb::GetStatsRequest*,

@@ -29,7 +29,7 @@ class WorkerServiceImpl : public worker::v1::WorkerService::WithCallbackMethod_S
                          worker::v1::ConfigureResponse* response) override;
   grpc::Status AbortComm(grpc::ServerContext*, const worker::v1::AbortCommRequest* request,
                          worker::v1::AbortCommResponse* response) override;
-  grpc::Status Health(grpc::ServerContext*, const worker::v1::HealthRequest*,
+  grpc::Status Health(grpc::ServerContext*, const worker::v1::HealthRequest* request,
                       worker::v1::HealthResponse* response) override;
   grpc::Status GetStats(grpc::ServerContext*, const worker::v1::GetStatsRequest*,
                         worker::v1::GetStatsResponse* response) override;
