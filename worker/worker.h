@@ -46,10 +46,25 @@ struct WorkerOptions {
   std::function<void()> on_orphan;
 };
 
-class Worker {
+// Who takes the steps of a stream: a Worker, or what a test puts in front of it.
+class StepSink {
+ public:
+  virtual ~StepSink() = default;
+
+  // The step stream of the epoch: one at a time. `ended` is called, at most once and from any
+  // thread, when the worker ends the stream (abort, a new epoch). Gives the token that names the
+  // stream below.
+  virtual absl::StatusOr<uint64_t> OpenStream(std::function<void(const absl::Status&)> ended) = 0;
+  virtual void Submit(uint64_t token, worker::v1::StepRequest request, StepExecutor::Done done) = 0;
+  // The end of the stream ends the epoch. `status` is OK when the coordinator wished it; otherwise
+  // collectives that run are aborted. Does not wait.
+  virtual void CloseStream(uint64_t token, const absl::Status& status) = 0;
+};
+
+class Worker : public StepSink {
  public:
   explicit Worker(WorkerOptions options);
-  ~Worker();
+  ~Worker() override;
 
   worker::v1::GetInfoResponse GetInfo();
   absl::StatusOr<worker::v1::HealthResponse> Health(const worker::v1::HealthRequest& request);
@@ -73,13 +88,9 @@ class Worker {
   absl::StatusOr<worker::v1::ProbeLinearResponse> ProbeLinear(
       const worker::v1::ProbeLinearRequest& request);
 
-  // The step stream of the epoch: one at a time. `ended` is called, at most once and from any
-  // thread, when the worker ends the stream (abort, a new epoch). `token` names the stream below.
-  absl::StatusOr<uint64_t> OpenStream(std::function<void(const absl::Status&)> ended);
-  void Submit(uint64_t token, worker::v1::StepRequest request, StepExecutor::Done done);
-  // The end of the stream ends the epoch. `status` is OK when the coordinator wished it; otherwise
-  // collectives that run are aborted. Does not wait.
-  void CloseStream(uint64_t token, const absl::Status& status);
+  absl::StatusOr<uint64_t> OpenStream(std::function<void(const absl::Status&)> ended) override;
+  void Submit(uint64_t token, worker::v1::StepRequest request, StepExecutor::Done done) override;
+  void CloseStream(uint64_t token, const absl::Status& status) override;
 
  private:
   struct Load;

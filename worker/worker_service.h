@@ -14,8 +14,9 @@ grpc::Status ToGrpcStatus(const absl::Status& status);
 class WorkerServiceImpl : public worker::v1::WorkerService::WithCallbackMethod_StepStream<
                               worker::v1::WorkerService::Service> {
  public:
-  // `worker` outlives the service.
-  explicit WorkerServiceImpl(Worker* worker) : worker_(worker) {}
+  // Both outlive the service. `steps`: who takes the steps; null: the worker.
+  explicit WorkerServiceImpl(Worker* worker, StepSink* steps = nullptr)
+      : worker_(worker), steps_(steps != nullptr ? steps : worker) {}
 
   grpc::Status GetInfo(grpc::ServerContext*, const worker::v1::GetInfoRequest*,
                        worker::v1::GetInfoResponse* response) override;
@@ -42,6 +43,7 @@ class WorkerServiceImpl : public worker::v1::WorkerService::WithCallbackMethod_S
 
  private:
   Worker* const worker_;
+  StepSink* const steps_;
 };
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <future>
 #include <memory>
@@ -63,13 +64,23 @@ struct FakeLoader {
 // A worker behind a real server on a free port.
 class Server {
  public:
-  explicit Server(WorkerOptions options = WorkerOptions()) {
+  // Empty hooks change nothing.
+  struct Hooks {
+    std::function<ModelLoader(ModelLoader)> wrap_loader;
+    std::function<std::unique_ptr<grpc::Service>(Worker*)> make_service;
+  };
+  explicit Server(WorkerOptions options = WorkerOptions(), const Hooks& hooks = Hooks()) {
     options.threads = 1;
     options.loader = [this](const LoadSpec& spec, Counters*, const LoadProgressFn& progress) {
       return loader(spec, progress);
     };
+    if (hooks.wrap_loader) options.loader = hooks.wrap_loader(options.loader);
     worker_ = std::make_unique<Worker>(options);
-    service_ = std::make_unique<WorkerServiceImpl>(worker_.get());
+    if (hooks.make_service) {
+      service_ = hooks.make_service(worker_.get());
+    } else {
+      service_ = std::make_unique<WorkerServiceImpl>(worker_.get());
+    }
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -107,7 +118,7 @@ class Server {
 
  private:
   std::unique_ptr<Worker> worker_;
-  std::unique_ptr<WorkerServiceImpl> service_;
+  std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -163,8 +174,9 @@ inline pb::StepPlan Begin(uint64_t generation = 1) {
 // Servers of a group, brought to READY.
 class Group {
  public:
-  explicit Group(int world) : servers(static_cast<size_t>(world)) {
+  explicit Group(int world, const Server::Hooks& hooks = Server::Hooks()) {
     for (int r = 0; r < world; ++r) {
+      servers.emplace_back(WorkerOptions(), hooks);
       EXPECT_TRUE(at(r).Load(LoadRequest(r, world)).ok());
     }
   }
@@ -206,7 +218,7 @@ class Group {
     }
   }
 
-  std::vector<Server> servers;
+  std::deque<Server> servers;
 };
 
 inline std::string ReasonOf(const grpc::Status& status) {
