@@ -87,8 +87,10 @@ absl::Status FakeModel::Forward(ExecContext* ctx, CommGroup* comm, const Forward
   TensorView hashes = ctx->workspace->Take(DType::kI64, {batch.num_tokens});
   TensorView activation = ctx->workspace->Take(DType::kF32, {batch.num_tokens});
   const int64_t shards = kVirtualShards / options_.world;
+  if (ctx->dry_run() && options_.on_dry_run) options_.on_dry_run();
   if (!ctx->dry_run()) {
     if (options_.on_forward) options_.on_forward();
+    if (options_.fail) RETURN_IF_ERROR(options_.fail());
     uint64_t* h = reinterpret_cast<uint64_t*>(hashes.row<int64_t>(0));
     Recur(batch, caches, h);
     for (int64_t t = 0; t < batch.num_tokens; ++t) {

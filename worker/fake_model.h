@@ -18,6 +18,8 @@ struct FakeModelOptions {
   int world = 1;
   int32_t nan_token = -1;            // a row of this token has a NaN among its logits
   std::function<void()> on_forward;  // called by every Forward that is no dry run
+  std::function<void()> on_dry_run;
+  std::function<absl::Status()> fail;  // what every Forward that is no dry run begins with
 };
 
 class FakeModel : public Model {

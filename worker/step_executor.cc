@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
+#include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/runtime/device_memory.h"
 #include "kernels/runtime/device_stream.h"
@@ -53,8 +54,13 @@ void FillLogprobs(const SampleResult& sample, int num_logprobs, SequenceResult* 
 
 }  // namespace
 
-StepExecutor::StepExecutor(DeviceType device, Counters* counters)
-    : device_(device), counters_(counters), pool_(std::make_unique<ThreadPool>(1)) {
+StepExecutor::StepExecutor(DeviceType device, Counters* counters,
+                           std::function<absl::Status()> check_device)
+    : device_(device),
+      counters_(counters),
+      check_device_(check_device ? std::move(check_device)
+                                 : [device] { return GetDeviceInfo(device).status(); }),
+      pool_(std::make_unique<ThreadPool>(1)) {
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -156,6 +162,14 @@ void StepExecutor::Fail(const absl::Status& status) {
   broken_ = status;
   // Peers that wait for this rank in a collective end at once.
   if (comm_ != nullptr) comm_->Abort(broken_.message());
+  CheckDevice();
+}
+
+void StepExecutor::CheckDevice() {
+  if (device_lost_) return;
+  const absl::Status device = check_device_();
+  if (device.ok() || device_lost_.exchange(true)) return;
+  LogError("the device is lost, restart the process: ", device.ToString());
 }
 
 bool StepExecutor::CollectOldest(bool wait) {
@@ -296,13 +310,31 @@ void StepExecutor::SetComm(std::shared_ptr<CommGroup> comm) {
   });
 }
 
-void StepExecutor::Run(
-    const std::function<void(ExecContext* ctx, const Model* model, CommGroup* comm)>& fn) {
+void StepExecutor::Release() {
+  RunAndWait([&] {
+    graphs_.clear();
+    comm_.reset();
+    slots_.reset();
+    sampler_.reset();
+    arena_ = CacheArena();
+    builder_ = BatchBuilder();
+    workspace_ = Workspace();
+    limits_ = BatchLimits();
+    broken_ = absl::OkStatus();
+    last_step_ = 0;
+  });
+}
+
+absl::Status StepExecutor::Run(
+    const std::function<absl::Status(ExecContext* ctx, const Model* model, CommGroup* comm)>& fn) {
+  absl::Status status;
   RunAndWait([&] {
     Workspace counting(device_);
     ExecContext ctx = Context(&counting);
-    fn(&ctx, model_.get(), comm_.get());
+    status = fn(&ctx, model_.get(), comm_.get());
+    if (!status.ok()) CheckDevice();
   });
+  return status;
 }
 
 namespace {
@@ -333,6 +365,7 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
   Sizes sizes;
   absl::Status status;
   const auto configure = [&]() -> absl::Status {
+    slots_.reset();  // steps are refused unless all of this succeeds
     if (model_ == nullptr || comm_ == nullptr) {
       return absl::FailedPreconditionError("configure: there is no model or no group");
     }
@@ -368,7 +401,10 @@ absl::StatusOr<StepExecutor::Sizes> StepExecutor::Configure(BatchLimits limits) 
     sizes = {arena_.bytes(), workspace_.capacity()};
     return absl::OkStatus();
   };
-  RunAndWait([&] { status = configure(); });
+  RunAndWait([&] {
+    status = configure();
+    if (!status.ok()) CheckDevice();
+  });
   RETURN_IF_ERROR(status);
   return sizes;
 }

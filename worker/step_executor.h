@@ -6,6 +6,9 @@
 // Life: SetModel; then per epoch SetComm, Configure, Submit..., EndEpoch. After the first failed
 // step of an epoch every later one fails with the same status. All methods are thread safe;
 // callbacks run on the executor thread, or, for steps that EndEpoch drops, on its caller's.
+//
+// After every failure the device is asked whether it still works. One that does not is lost for the
+// life of the process.
 #pragma once
 
 #include <atomic>
@@ -55,19 +58,26 @@ class StepExecutor {
     bool running = false;
   };
 
-  StepExecutor(DeviceType device, Counters* counters);
+  // `check_device`: not OK when the device has failed for good; empty: GetDeviceInfo. Called by any
+  // thread.
+  StepExecutor(DeviceType device, Counters* counters,
+               std::function<absl::Status()> check_device = nullptr);
   ~StepExecutor();
 
   // Once. `threads` of the CPU arms.
   void SetModel(std::unique_ptr<Model> model, int threads);
   // The group of a new epoch; nullptr when it ended. Waits for a step that runs.
   void SetComm(std::shared_ptr<CommGroup> comm);
+  // Ends the group and frees caches, workspace and sampling state; the model stays. Waits for a
+  // step that runs.
+  void Release();
   // Allocates caches and workspace (kept when the limits stay), zeroes them, and expects step 1 of
   // the group's epoch. InvalidArgument for bad limits, ResourceExhausted when memory does not
   // suffice.
   absl::StatusOr<Sizes> Configure(BatchLimits limits);
-  // Calls fn on the executor thread, between steps, and returns when it has.
-  void Run(const std::function<void(ExecContext* ctx, const Model* model, CommGroup* comm)>& fn);
+  // Calls fn on the executor thread, between steps, and gives its status.
+  absl::Status Run(
+      const std::function<absl::Status(ExecContext* ctx, const Model* model, CommGroup* comm)>& fn);
 
   // Queues a step. `done` is called once.
   void Submit(worker::v1::StepRequest request, Done done);
@@ -79,6 +89,10 @@ class StepExecutor {
   bool WaitUntilIdle(absl::Time deadline);
 
   Stats stats() const;
+
+  // Asks the device; once lost it stays so. Called by any thread.
+  void CheckDevice();
+  bool device_lost() const { return device_lost_; }
 
  private:
   struct Job {
@@ -133,6 +147,8 @@ class StepExecutor {
 
   const DeviceType device_;
   Counters* const counters_;
+  const std::function<absl::Status()> check_device_;
+  std::atomic<bool> device_lost_{false};
 
   // Of the executor thread.
   std::unique_ptr<Model> model_;

@@ -85,7 +85,13 @@ struct Worker::Load {
 Worker::Worker(WorkerOptions options)
     : options_(std::move(options)),
       incarnation_(RandomIncarnation()),
-      executor_(options_.device, &counters_) {}
+      executor_(options_.device, &counters_, options_.check_device),
+      lease_timer_([this] { LeaseExpired(); }),
+      orphan_timer_([this] {
+        if (options_.on_orphan) options_.on_orphan();
+      }) {
+  if (options_.orphan_timeout > absl::ZeroDuration()) orphan_timer_.Arm(options_.orphan_timeout);
+}
 
 Worker::~Worker() {
   {
@@ -126,7 +132,15 @@ absl::Status Worker::FenceLocked(uint64_t term, uint64_t epoch) {
         absl::StrCat("STALE_EPOCH: epoch ", epoch, " was sent, epoch ", epoch_, " was seen"));
   }
   term_ = term;
+  if (options_.orphan_timeout > absl::ZeroDuration()) orphan_timer_.Arm(options_.orphan_timeout);
   return absl::OkStatus();
+}
+
+absl::Status Worker::CheckDeviceUsable(absl::string_view call) const {
+  if (!executor_.device_lost()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("DEVICE_LOST: ", call,
+                                                    ": the device of worker ", options_.worker_id,
+                                                    " has failed for good; restart the process"));
 }
 
 absl::Status Worker::WrongStateLocked(absl::string_view call, absl::string_view expected) const {
@@ -137,10 +151,8 @@ absl::Status Worker::WrongStateLocked(absl::string_view call, absl::string_view 
 
 pb::GetInfoResponse Worker::GetInfo() {
   pb::GetInfoResponse response;
-  std::lock_guard<std::mutex> lock(mu_);
-  *response.mutable_identity() = IdentityLocked();
-  response.set_state(StateLocked());
   const bool cuda = options_.device == DeviceType::kCuda;
+  response.set_device_uuid(absl::StrCat("cpu-", absl::Hex(incarnation_, absl::kZeroPad16)));
   response.set_device(cuda ? absl::StrCat("cuda:", options_.device_ordinal) : "cpu");
   // A device that fails has no numbers to give; its state tells.
   if (const absl::StatusOr<DeviceInfo> info = GetDeviceInfo(options_.device); info.ok()) {
@@ -148,22 +160,76 @@ pb::GetInfoResponse Worker::GetInfo() {
     response.set_isa(cuda ? absl::StrCat("sm_", info->capability) : Name(GetCpuIsa()));
     response.set_total_bytes(info->total_bytes);
     response.set_free_bytes(info->free_bytes);
+    if (cuda) response.set_device_uuid(info->uuid);
   }
+  std::lock_guard<std::mutex> lock(mu_);
+  *response.mutable_identity() = IdentityLocked();
+  response.set_state(StateLocked());
   response.set_threads(threads_);
   response.set_version(kVersion);
   return response;
 }
 
-pb::HealthResponse Worker::Health() {
+absl::StatusOr<pb::HealthResponse> Worker::Health(const pb::HealthRequest& request) {
+  if (request.lease_ms() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "lease_ms is ", request.lease_ms(), "; give 0 (no lease) or a time in milliseconds"));
+  }
   const StepExecutor::Stats stats = executor_.stats();
   pb::HealthResponse response;
   std::lock_guard<std::mutex> lock(mu_);
+  if (request.term() > 0) {
+    RETURN_IF_ERROR(FenceLocked(request.term(), epoch_));
+    lease_ = absl::Milliseconds(request.lease_ms());
+    beat_epoch_ = request.epoch();
+    if (request.lease_ms() > 0) {
+      lease_timer_.Arm(lease_);
+    } else {
+      lease_timer_.Disarm();
+    }
+  }
   *response.mutable_identity() = IdentityLocked();
   response.set_state(StateLocked());
   response.set_last_step(stats.last_step);
   response.set_step_running_ms(stats.running_millis);
   response.set_error(error_);
+  response.set_device_lost(executor_.device_lost());
   return response;
+}
+
+void Worker::LeaseExpired() {
+  std::function<void(const absl::Status&)> ended;
+  absl::Status reason;
+  uint64_t epoch = 0;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    // A beat that came when the timer had just run out has armed it again.
+    if (lease_timer_.armed() || lease_ == absl::ZeroDuration()) return;
+    reason =
+        absl::AbortedError(absl::StrCat("the lease expired: no beat of term ", term_, ", epoch ",
+                                        beat_epoch_, " for ", absl::FormatDuration(lease_)));
+    lease_ = absl::ZeroDuration();
+    epoch = epoch_;
+    const bool grouped = state_ != pb::NEW && state_ != pb::LOADING && state_ != pb::LOADED;
+    LogWarning(reason.message(),
+               grouped ? "; leaving the group, the weights stay" : "; there is no group to leave");
+    EndGroupLocked(reason, &ended);
+    if (grouped) {
+      state_ = pb::LOADED;
+      error_ = std::string(reason.message());
+    }
+  }
+  if (ended) ended(reason);
+  executor_.EndEpoch(reason);
+  // InitComm and Configure end by themselves, their group being gone.
+  std::lock_guard<std::mutex> setup(setup_mu_);
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (epoch_ != epoch) return;  // the next epoch frees what the last one left
+    comm_.reset();
+    listener_.reset();
+  }
+  executor_.Release();
 }
 
 pb::GetStatsResponse Worker::GetStats() {
@@ -206,6 +272,7 @@ void Worker::RunLoad(std::shared_ptr<Load> load) {
     resources_ = std::move(loaded->resources);
     executor_.SetModel(std::move(loaded->model), threads);
   }
+  if (!loaded.ok()) executor_.CheckDevice();
   std::lock_guard<std::mutex> lock(mu_);
   load->done = true;
   load->status = loaded.status();
@@ -237,6 +304,7 @@ absl::StatusOr<pb::LoadModelResult> Worker::LoadModel(
   }
   std::unique_lock<std::mutex> lock(mu_);
   RETURN_IF_ERROR(FenceLocked(request.term(), epoch_));
+  RETURN_IF_ERROR(CheckDeviceUsable("LoadModel"));
   // Another load runs. It may be about to fail, as it has on another rank; only its end decides.
   while (load_ != nullptr && !load_->done && !load_->Same(spec)) {
     const pb::LoadModelProgress now = load_->progress;
@@ -295,6 +363,7 @@ absl::StatusOr<pb::PrepareCommResponse> Worker::PrepareComm(const pb::PrepareCom
     // At once, so that whatever runs for the old epoch ends.
     std::lock_guard<std::mutex> lock(mu_);
     RETURN_IF_ERROR(FenceLocked(request.term(), request.epoch()));
+    RETURN_IF_ERROR(CheckDeviceUsable("PrepareComm"));
     if (request.epoch() == epoch_) {
       return absl::FailedPreconditionError(
           absl::StrCat("STALE_EPOCH: epoch ", epoch_, " was already prepared; send a higher one"));
@@ -367,39 +436,41 @@ absl::StatusOr<std::shared_ptr<CommGroup>> Worker::Connect(const pb::InitCommReq
   return std::shared_ptr<CommGroup>(std::move(group));
 }
 
+absl::Status Worker::AdoptComm(const pb::InitCommRequest& request,
+                               std::shared_ptr<CommGroup> comm) {
+  std::lock_guard<std::mutex> lock(mu_);
+  RETURN_IF_ERROR(FenceLocked(request.term(), request.epoch()));
+  if (draining_ || state_ != pb::COMM_INIT) return WrongStateLocked("InitComm", "COMM_INIT");
+  comm_ = std::move(comm);  // from here on AbortComm reaches it
+  return absl::OkStatus();
+}
+
 absl::StatusOr<pb::InitCommResponse> Worker::InitComm(const pb::InitCommRequest& request) {
   const absl::Time start = absl::Now();
   std::lock_guard<std::mutex> setup(setup_mu_);
-  absl::StatusOr<std::shared_ptr<CommGroup>> comm = Connect(request);
-  absl::StatusOr<uint64_t> self_test = absl::InternalError("the self-test did not run");
-  if (!comm.ok()) {
-    self_test = comm.status();
-  } else {
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      comm_ = *comm;  // from here on AbortComm reaches it
-    }
-    executor_.SetComm(*comm);
-    executor_.Run([&](ExecContext* ctx, const Model*, CommGroup* group) {
+  uint64_t self_test = 0;
+  const auto join = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(std::shared_ptr<CommGroup> comm, Connect(request));
+    RETURN_IF_ERROR(AdoptComm(request, comm));
+    executor_.SetComm(std::move(comm));
+    return executor_.Run([&](ExecContext* ctx, const Model*, CommGroup* group) -> absl::Status {
       Workspace scratch;
-      const absl::Status allocated = scratch.Allocate(options_.device, 1 << 20);
-      if (!allocated.ok()) {
-        self_test = allocated;
-        return;
-      }
+      RETURN_IF_ERROR(scratch.Allocate(options_.device, 1 << 20));
       ctx->workspace = &scratch;
-      self_test = RunCommSelfTest(ctx, group);
+      ASSIGN_OR_RETURN(self_test, RunCommSelfTest(ctx, group));
+      return absl::OkStatus();
     });
-  }
+  };
+  const absl::Status joined = join();
   std::lock_guard<std::mutex> lock(mu_);
-  if (!self_test.ok()) {
+  if (!joined.ok()) {
     // A call that should not have come leaves the state as it is.
-    if (state_ == pb::COMM_INIT && request.epoch() == epoch_ &&
-        !absl::IsInvalidArgument(self_test.status()) && request.term() == term_) {
+    if (state_ == pb::COMM_INIT && request.epoch() == epoch_ && !absl::IsInvalidArgument(joined) &&
+        request.term() == term_) {
       state_ = pb::FAILED;
-      error_ = std::string(self_test.status().message());
+      error_ = std::string(joined.message());
     }
-    return self_test.status();
+    return joined;
   }
   RETURN_IF_ERROR(FenceLocked(request.term(), request.epoch()));
   if (state_ != pb::COMM_INIT) return WrongStateLocked("InitComm", "COMM_INIT");
@@ -409,7 +480,7 @@ absl::StatusOr<pb::InitCommResponse> Worker::InitComm(const pb::InitCommRequest&
   response.set_transport(world_ == 1                            ? kSoloAddress
                          : options_.device == DeviceType::kCuda ? "push"
                                                                 : "process");
-  response.set_self_test(*self_test);
+  response.set_self_test(self_test);
   response.set_elapsed_us(absl::ToInt64Microseconds(absl::Now() - start));
   return response;
 }
@@ -433,15 +504,16 @@ absl::StatusOr<pb::ConfigureResponse> Worker::Configure(const pb::ConfigureReque
   limits.max_sequences = request.max_batch_sequences();
   limits.max_logit_rows = request.max_logit_rows();
   limits.max_sequence_blocks = request.max_sequence_blocks();
-  ASSIGN_OR_RETURN(const StepExecutor::Sizes sizes, executor_.Configure(limits));
+  const absl::StatusOr<StepExecutor::Sizes> sizes = executor_.Configure(limits);
   std::lock_guard<std::mutex> lock(mu_);
   RETURN_IF_ERROR(FenceLocked(request.term(), request.epoch()));
   if (state_ != pb::JOINED && state_ != pb::READY) return WrongStateLocked("Configure", "JOINED");
-  state_ = pb::READY;
+  state_ = sizes.ok() ? pb::READY : pb::JOINED;
+  RETURN_IF_ERROR(sizes.status());
   pb::ConfigureResponse response;
   *response.mutable_identity() = IdentityLocked();
-  response.set_cache_bytes(sizes.cache_bytes);
-  response.set_workspace_bytes(sizes.workspace_bytes);
+  response.set_cache_bytes(sizes->cache_bytes);
+  response.set_workspace_bytes(sizes->workspace_bytes);
   return response;
 }
 
@@ -492,10 +564,12 @@ absl::StatusOr<pb::ProbeLinearResponse> Worker::ProbeLinear(const pb::ProbeLinea
       return WrongStateLocked("ProbeLinear", "JOINED or READY");
     }
   }
-  absl::StatusOr<pb::ProbeLinearResponse> response = absl::InternalError("probe did not run");
-  executor_.Run([&](ExecContext* ctx, const Model* model, CommGroup* comm) {
-    response = RunProbeLinear(ctx, *model, comm, request);
-  });
+  pb::ProbeLinearResponse response;
+  RETURN_IF_ERROR(
+      executor_.Run([&](ExecContext* ctx, const Model* model, CommGroup* comm) -> absl::Status {
+        ASSIGN_OR_RETURN(response, RunProbeLinear(ctx, *model, comm, request));
+        return absl::OkStatus();
+      }));
   return response;
 }
 

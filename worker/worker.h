@@ -2,8 +2,12 @@
 // free of gRPC. Fences by (term, epoch): what is older than anything seen is refused with
 // FailedPrecondition, the message beginning with STALE_TERM or STALE_EPOCH.
 //
+// A beat (Health with a term) may grant a lease. When it expires, the worker leaves its group as if
+// the coordinator had died: collectives and the step stream end, caches and communicator are freed,
+// the weights stay.
+//
 // Thread safe. GetInfo, Health, GetStats and AbortComm never wait for the executor or for another
-// call.
+// call; Health, which answers beats, does not ask the device either.
 #pragma once
 
 #include <atomic>
@@ -21,6 +25,7 @@
 #include "kernels/comm/comm_group.h"
 #include "kernels/comm/process_comm_listener.h"
 #include "proto/worker.pb.h"
+#include "worker/expiry_timer.h"
 #include "worker/model_loader.h"
 #include "worker/step_executor.h"
 
@@ -33,15 +38,36 @@ struct WorkerOptions {
   int threads = 0;         // 0: max(1, hardware threads / world), decided at LoadModel
   ProcessCommOptions comm;
   ModelLoader loader;
+  // Not OK when the device has failed for good; empty: GetDeviceInfo.
+  std::function<absl::Status()> check_device;
+  // Called once, from a thread of its own, when no coordinator has been heard of (a beat or any
+  // accepted call) for this long, counted from the start. Zero: never.
+  absl::Duration orphan_timeout = absl::ZeroDuration();
+  std::function<void()> on_orphan;
 };
 
-class Worker {
+// Who takes the steps of a stream: a Worker, or what a test puts in front of it.
+class StepSink {
+ public:
+  virtual ~StepSink() = default;
+
+  // The step stream of the epoch: one at a time. `ended` is called, at most once and from any
+  // thread, when the worker ends the stream (abort, a new epoch). Gives the token that names the
+  // stream below.
+  virtual absl::StatusOr<uint64_t> OpenStream(std::function<void(const absl::Status&)> ended) = 0;
+  virtual void Submit(uint64_t token, worker::v1::StepRequest request, StepExecutor::Done done) = 0;
+  // The end of the stream ends the epoch. `status` is OK when the coordinator wished it; otherwise
+  // collectives that run are aborted. Does not wait.
+  virtual void CloseStream(uint64_t token, const absl::Status& status) = 0;
+};
+
+class Worker : public StepSink {
  public:
   explicit Worker(WorkerOptions options);
-  ~Worker();
+  ~Worker() override;
 
   worker::v1::GetInfoResponse GetInfo();
-  worker::v1::HealthResponse Health();
+  absl::StatusOr<worker::v1::HealthResponse> Health(const worker::v1::HealthRequest& request);
   worker::v1::GetStatsResponse GetStats();
 
   // Calls `progress` about every 0.5 s on the calling thread; false from it stops listening, not
@@ -62,13 +88,9 @@ class Worker {
   absl::StatusOr<worker::v1::ProbeLinearResponse> ProbeLinear(
       const worker::v1::ProbeLinearRequest& request);
 
-  // The step stream of the epoch: one at a time. `ended` is called, at most once and from any
-  // thread, when the worker ends the stream (abort, a new epoch). `token` names the stream below.
-  absl::StatusOr<uint64_t> OpenStream(std::function<void(const absl::Status&)> ended);
-  void Submit(uint64_t token, worker::v1::StepRequest request, StepExecutor::Done done);
-  // The end of the stream ends the epoch. `status` is OK when the coordinator wished it; otherwise
-  // collectives that run are aborted. Does not wait.
-  void CloseStream(uint64_t token, const absl::Status& status);
+  absl::StatusOr<uint64_t> OpenStream(std::function<void(const absl::Status&)> ended) override;
+  void Submit(uint64_t token, worker::v1::StepRequest request, StepExecutor::Done done) override;
+  void CloseStream(uint64_t token, const absl::Status& status) override;
 
  private:
   struct Load;
@@ -80,6 +102,11 @@ class Worker {
   void RunLoad(std::shared_ptr<Load> load);
   void EndGroupLocked(const absl::Status& reason, std::function<void(const absl::Status&)>* ended);
   absl::StatusOr<std::shared_ptr<CommGroup>> Connect(const worker::v1::InitCommRequest& request);
+  // Makes `comm` the group of the epoch, unless that has ended meanwhile.
+  absl::Status AdoptComm(const worker::v1::InitCommRequest& request,
+                         std::shared_ptr<CommGroup> comm);
+  absl::Status CheckDeviceUsable(absl::string_view call) const;
+  void LeaseExpired();
 
   const WorkerOptions options_;
   const uint64_t incarnation_;
@@ -110,6 +137,12 @@ class Worker {
   uint64_t last_stream_ = 0;
   std::function<void(const absl::Status&)> stream_ended_;
   std::thread load_thread_;
+  absl::Duration lease_ = absl::ZeroDuration();  // zero: none is granted
+  uint64_t beat_epoch_ = 0;                      // of the last beat
+
+  // Last: their functions use everything above.
+  ExpiryTimer lease_timer_;
+  ExpiryTimer orphan_timer_;
 };
 
 }  // namespace lockstep

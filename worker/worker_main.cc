@@ -1,4 +1,6 @@
-// lockstep_worker: one rank of a model, serving WorkerService. See --help.
+// One rank of a model, serving WorkerService. See --help.
+#include "worker/worker_main.h"
+
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
@@ -38,6 +40,7 @@ struct Flags {
   std::string device = "cpu";
   std::string address_file;
   bool parent_death = false;
+  double orphan_timeout = 0;
   bool insecure_listen = false;
   std::string log_level = "info";
 };
@@ -57,6 +60,10 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--address-file", flags->address_file,
                   "File that gets the address once the worker listens");
   app->add_flag("--parent-death", flags->parent_death, "Stop when the parent process dies");
+  app->add_option("--orphan-timeout", flags->orphan_timeout,
+                  "Seconds without a coordinator after which the worker stops; 0: never")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
   app->add_flag("--insecure-listen", flags->insecure_listen,
                 "Allow plaintext on an address that other hosts can reach");
   app->add_option("--log-level", flags->log_level, "Least severe lines to log")
@@ -119,7 +126,7 @@ bool ParseDevice(const std::string& text, DeviceType* device, int* ordinal) {
          *ordinal >= 0;
 }
 
-int Serve(const Flags& flags) {
+int Serve(const Flags& flags, const WorkerMainHooks& hooks) {
   WorkerOptions options;
   if (!ParseDevice(flags.device, &options.device, &options.device_ordinal)) {
     LogError("--device ", flags.device, " is none of cpu, cuda, cuda:N");
@@ -135,8 +142,16 @@ int Serve(const Flags& flags) {
   options.worker_id = absl::StrCat(host, "/", flags.device, "/", flags.listen);
   options.threads = flags.threads;
   options.loader = LoadCheckpointModel;
+  if (hooks.wrap_loader) options.loader = hooks.wrap_loader(options.loader);
+  options.orphan_timeout = absl::Seconds(flags.orphan_timeout);
+  options.on_orphan = [timeout = options.orphan_timeout] {
+    LogInfo("no coordinator was heard of for ", absl::FormatDuration(timeout), ": stopping");
+    kill(getpid(), SIGTERM);  // the orderly way
+  };
   Worker worker(options);
-  WorkerServiceImpl service(&worker);
+  const std::unique_ptr<grpc::Service> service = hooks.make_service
+                                                     ? hooks.make_service(&worker)
+                                                     : std::make_unique<WorkerServiceImpl>(&worker);
 
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -145,7 +160,7 @@ int Serve(const Flags& flags) {
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&service);
+  builder.RegisterService(service.get());
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   const bool is_unix = absl::StartsWith(flags.listen, "unix:");
   if (server == nullptr || (port == 0 && !is_unix)) {
@@ -170,10 +185,13 @@ int Serve(const Flags& flags) {
   return 0;
 }
 
-int Main(int argc, char** argv) {
+}  // namespace
+
+int WorkerMain(int argc, char** argv, const WorkerMainHooks& hooks) {
   Flags flags;
   CLI::App app("One rank of a model: holds its shard and runs the steps that a coordinator sends.");
   AddFlags(&app, &flags);
+  if (hooks.add_flags) hooks.add_flags(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -197,10 +215,7 @@ int Main(int argc, char** argv) {
   // Blocked before any thread starts, so that only sigwait sees them.
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return Serve(flags);
+  return Serve(flags, hooks);
 }
 
-}  // namespace
 }  // namespace lockstep
-
-int main(int argc, char** argv) { return lockstep::Main(argc, argv); }

@@ -62,6 +62,14 @@ wait_for "$dir/unix"
 kill -TERM "$unix"
 wait "$unix" || fail "unix worker"
 
+# One that nobody ever calls stops by itself.
+"$worker" --listen 127.0.0.1:0 --orphan-timeout 0.2 2> "$dir/alone.log"
+[ $? -eq 0 ] || fail "an orphan did not end with exit code 0"
+grep -q "no coordinator was heard of for 200ms: stopping" "$dir/alone.log" ||
+  fail "no line about the orphan"
+"$worker" --orphan-timeout -1 > "$dir/negative.log" 2>&1
+[ $? -eq 2 ] || fail "a negative --orphan-timeout was accepted"
+
 # A worker whose parent dies goes too.
 bash -c "$worker --listen 127.0.0.1:0 --parent-death --address-file $dir/orphan 2> $dir/orphan.log &
          echo \$! > $dir/pid; while [ ! -s $dir/orphan ]; do sleep 0.02; done"

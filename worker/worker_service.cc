@@ -40,9 +40,9 @@ grpc::Status Answer(absl::StatusOr<Response> result, Response* response) {
 // hold the link, not the reactor.
 class StepReactor : public grpc::ServerBidiReactor<pb::StepRequest, pb::StepResult> {
  public:
-  explicit StepReactor(Worker* worker) : worker_(worker), link_(std::make_shared<Link>()) {
+  explicit StepReactor(StepSink* steps) : steps_(steps), link_(std::make_shared<Link>()) {
     link_->reactor = this;
-    const auto opened = worker_->OpenStream([link = link_](const absl::Status& status) {
+    const auto opened = steps_->OpenStream([link = link_](const absl::Status& status) {
       std::lock_guard<std::mutex> lock(link->mu);
       if (link->reactor != nullptr) link->reactor->EndLocked(status);
     });
@@ -77,11 +77,11 @@ class StepReactor : public grpc::ServerBidiReactor<pb::StepRequest, pb::StepResu
       ++unanswered_;
       request.Swap(&request_);
     }
-    worker_->Submit(token_, std::move(request),
-                    [link = link_](absl::StatusOr<pb::StepResult> result) {
-                      std::lock_guard<std::mutex> lock(link->mu);
-                      if (link->reactor != nullptr) link->reactor->ResultLocked(std::move(result));
-                    });
+    steps_->Submit(token_, std::move(request),
+                   [link = link_](absl::StatusOr<pb::StepResult> result) {
+                     std::lock_guard<std::mutex> lock(link->mu);
+                     if (link->reactor != nullptr) link->reactor->ResultLocked(std::move(result));
+                   });
     std::lock_guard<std::mutex> lock(link_->mu);
     if (!ending_) StartRead(&request_);
   }
@@ -101,7 +101,7 @@ class StepReactor : public grpc::ServerBidiReactor<pb::StepRequest, pb::StepResu
       std::lock_guard<std::mutex> lock(link_->mu);
       EndLocked(status);
     }
-    if (token_ != 0) worker_->CloseStream(token_, status);
+    if (token_ != 0) steps_->CloseStream(token_, status);
   }
 
   void OnDone() override {
@@ -111,7 +111,7 @@ class StepReactor : public grpc::ServerBidiReactor<pb::StepRequest, pb::StepResu
       link_->reactor = nullptr;
       status = status_;
     }
-    if (token_ != 0) worker_->CloseStream(token_, status);
+    if (token_ != 0) steps_->CloseStream(token_, status);
     delete this;
   }
 
@@ -148,7 +148,7 @@ class StepReactor : public grpc::ServerBidiReactor<pb::StepRequest, pb::StepResu
     Finish(ToGrpcStatus(status_));
   }
 
-  Worker* const worker_;
+  StepSink* const steps_;
   const std::shared_ptr<Link> link_;
   uint64_t token_ = 0;
   pb::StepRequest request_;
@@ -221,10 +221,9 @@ grpc::Status WorkerServiceImpl::AbortComm(grpc::ServerContext*, const pb::AbortC
   return Answer(worker_->AbortComm(*request), response);
 }
 
-grpc::Status WorkerServiceImpl::Health(grpc::ServerContext*, const pb::HealthRequest*,
+grpc::Status WorkerServiceImpl::Health(grpc::ServerContext*, const pb::HealthRequest* request,
                                        pb::HealthResponse* response) {
-  *response = worker_->Health();
-  return grpc::Status::OK;
+  return Answer(worker_->Health(*request), response);
 }
 
 grpc::Status WorkerServiceImpl::GetStats(grpc::ServerContext*, const pb::GetStatsRequest*,
@@ -246,7 +245,7 @@ grpc::Status WorkerServiceImpl::ProbeLinear(grpc::ServerContext*,
 
 grpc::ServerBidiReactor<pb::StepRequest, pb::StepResult>* WorkerServiceImpl::StepStream(
     grpc::CallbackServerContext*) {
-  return new StepReactor(worker_);
+  return new StepReactor(steps_);
 }
 
 }  // namespace lockstep

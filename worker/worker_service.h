@@ -14,8 +14,9 @@ grpc::Status ToGrpcStatus(const absl::Status& status);
 class WorkerServiceImpl : public worker::v1::WorkerService::WithCallbackMethod_StepStream<
                               worker::v1::WorkerService::Service> {
  public:
-  // `worker` outlives the service.
-  explicit WorkerServiceImpl(Worker* worker) : worker_(worker) {}
+  // Both outlive the service. `steps`: who takes the steps; null: the worker.
+  explicit WorkerServiceImpl(Worker* worker, StepSink* steps = nullptr)
+      : worker_(worker), steps_(steps != nullptr ? steps : worker) {}
 
   grpc::Status GetInfo(grpc::ServerContext*, const worker::v1::GetInfoRequest*,
                        worker::v1::GetInfoResponse* response) override;
@@ -29,7 +30,7 @@ class WorkerServiceImpl : public worker::v1::WorkerService::WithCallbackMethod_S
                          worker::v1::ConfigureResponse* response) override;
   grpc::Status AbortComm(grpc::ServerContext*, const worker::v1::AbortCommRequest* request,
                          worker::v1::AbortCommResponse* response) override;
-  grpc::Status Health(grpc::ServerContext*, const worker::v1::HealthRequest*,
+  grpc::Status Health(grpc::ServerContext*, const worker::v1::HealthRequest* request,
                       worker::v1::HealthResponse* response) override;
   grpc::Status GetStats(grpc::ServerContext*, const worker::v1::GetStatsRequest*,
                         worker::v1::GetStatsResponse* response) override;
@@ -42,6 +43,7 @@ class WorkerServiceImpl : public worker::v1::WorkerService::WithCallbackMethod_S
 
  private:
   Worker* const worker_;
+  StepSink* const steps_;
 };
 
 }  // namespace lockstep

@@ -5,212 +5,14 @@
 #include <future>
 #include <thread>
 
-#include "kernels/base/hash.h"
 #include "kernels/base/testing/matchers.h"
-#include "proto/error_details.pb.h"
-#include "worker/fake_model.h"
+#include "worker/worker_test_util.h"
 
 namespace lockstep {
+namespace worker_test {
 namespace {
 
-namespace pb = worker::v1;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr uint64_t kDigest = 0xfeed;
-
-// Loads a FakeModel; waits in the middle while `hold` is not ready.
-struct FakeLoader {
-  std::shared_future<void> hold;
-  std::atomic<int> loads{0};
-  absl::Status fail;
-  std::function<void()> on_forward;
-
-  absl::StatusOr<LoadedModel> operator()(const LoadSpec& spec, const LoadProgressFn& progress) {
-    ++loads;
-    pb::LoadModelProgress p;
-    p.set_phase("load");
-    p.set_bytes_total(100);
-    progress(p);
-    if (hold.valid()) hold.wait();
-    if (!fail.ok()) return fail;
-    FakeModelOptions options;
-    options.rank = spec.rank;
-    options.world = spec.world;
-    options.on_forward = on_forward;
-    LoadedModel loaded;
-    loaded.model = std::make_unique<FakeModel>(options);
-    loaded.model_digest = kDigest;
-    loaded.result.set_vocab_size(loaded.model->vocab_size());
-    return loaded;
-  }
-};
-
-// A worker behind a real server on a free port.
-class Server {
- public:
-  Server() {
-    WorkerOptions options;
-    options.threads = 1;
-    options.loader = [this](const LoadSpec& spec, Counters*, const LoadProgressFn& progress) {
-      return loader(spec, progress);
-    };
-    worker_ = std::make_unique<Worker>(options);
-    service_ = std::make_unique<WorkerServiceImpl>(worker_.get());
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(service_.get());
-    server_ = builder.BuildAndStart();
-    stub = pb::WorkerService::NewStub(
-        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
-  }
-  ~Server() { server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1)); }
-
-  grpc::Status Load(const pb::LoadModelRequest& request, pb::LoadModelResult* result = nullptr) {
-    grpc::ClientContext context;
-    auto reader = stub->LoadModel(&context, request);
-    pb::LoadModelProgress progress;
-    while (reader->Read(&progress)) {
-      if (result != nullptr && progress.has_result()) *result = progress.result();
-    }
-    return reader->Finish();
-  }
-  template <typename Request, typename Response>
-  grpc::Status Call(grpc::Status (pb::WorkerService::Stub::*method)(grpc::ClientContext*,
-                                                                    const Request&, Response*),
-                    const Request& request, Response* response) {
-    grpc::ClientContext context;
-    return (stub.get()->*method)(&context, request, response);
-  }
-  pb::HealthResponse Health() {
-    pb::HealthResponse response;
-    EXPECT_TRUE(Call(&pb::WorkerService::Stub::Health, pb::HealthRequest(), &response).ok());
-    return response;
-  }
-
-  FakeLoader loader;
-  std::unique_ptr<pb::WorkerService::Stub> stub;
-
- private:
-  std::unique_ptr<Worker> worker_;
-  std::unique_ptr<WorkerServiceImpl> service_;
-  std::unique_ptr<grpc::Server> server_;
-};
-
-using Stub = pb::WorkerService::Stub;
-using Stream = grpc::ClientReaderWriter<pb::StepRequest, pb::StepResult>;
-
-pb::LoadModelRequest LoadRequest(int rank, int world) {
-  pb::LoadModelRequest request;
-  request.set_term(1);
-  request.set_path("model");
-  request.set_rank(rank);
-  request.set_world(world);
-  return request;
-}
-
-pb::ConfigureRequest Limits(uint64_t epoch) {
-  pb::ConfigureRequest r;
-  r.set_term(1);
-  r.set_epoch(epoch);
-  r.set_kv_blocks(16);
-  r.set_slots(4);
-  r.set_snapshots(2);
-  r.set_max_batch_tokens(128);
-  r.set_max_batch_sequences(4);
-  r.set_max_logit_rows(16);
-  r.set_max_sequence_blocks(4);
-  return r;
-}
-
-pb::StepRequest Step(uint64_t epoch, uint64_t id, uint64_t previous_digest,
-                     const pb::StepPlan& plan) {
-  pb::StepRequest request;
-  request.set_term(1);
-  request.set_epoch(epoch);
-  request.set_step_id(id);
-  request.set_plan(plan.SerializeAsString());
-  request.set_batch_digest(Fold64(previous_digest, HashBytes(request.plan())));
-  return request;
-}
-
-pb::StepPlan Begin(uint64_t generation = 1) {
-  pb::StepPlan plan;
-  pb::SequenceEntry* e = plan.add_sequences();
-  e->set_generation(generation);
-  e->mutable_begin()->set_restore_snapshot(-1);
-  for (int id : {5, 6, 7}) e->add_token_ids(id);
-  e->add_new_blocks(0);
-  e->set_num_logits(1);
-  e->set_sample(true);
-  return plan;
-}
-
-// Servers of a group, brought to READY.
-class Group {
- public:
-  explicit Group(int world) : servers(static_cast<size_t>(world)) {
-    for (int r = 0; r < world; ++r) {
-      EXPECT_TRUE(at(r).Load(LoadRequest(r, world)).ok());
-    }
-  }
-  Server& at(int r) { return servers[static_cast<size_t>(r)]; }
-
-  void Join(uint64_t epoch) {
-    const int world = static_cast<int>(servers.size());
-    pb::InitCommRequest init;
-    init.set_term(1);
-    init.set_epoch(epoch);
-    for (int r = 0; r < world; ++r) {
-      pb::PrepareCommRequest prepare;
-      prepare.set_term(1);
-      prepare.set_epoch(epoch);
-      pb::PrepareCommResponse response;
-      const grpc::Status status = at(r).Call(&Stub::PrepareComm, prepare, &response);
-      ASSERT_TRUE(status.ok()) << status.error_message();
-      init.add_addresses(response.address());
-    }
-    std::vector<std::thread> threads;
-    std::vector<pb::InitCommResponse> joined(servers.size());
-    for (int r = 0; r < world; ++r) {
-      threads.emplace_back([&, r, init]() mutable {
-        init.set_rank(r);
-        const grpc::Status status =
-            at(r).Call(&Stub::InitComm, init, &joined[static_cast<size_t>(r)]);
-        EXPECT_TRUE(status.ok()) << status.error_message();
-      });
-    }
-    for (std::thread& t : threads) t.join();
-    for (const auto& j : joined) EXPECT_EQ(j.self_test(), joined[0].self_test());
-    EXPECT_EQ(joined[0].transport(), world > 1 ? "process" : "solo");
-    for (int r = 0; r < world; ++r) {
-      pb::ConfigureResponse response;
-      const grpc::Status status = at(r).Call(&Stub::Configure, Limits(epoch), &response);
-      ASSERT_TRUE(status.ok()) << status.error_message();
-      EXPECT_GT(response.cache_bytes(), 0);
-      EXPECT_EQ(at(r).Health().state(), pb::READY);
-    }
-  }
-
-  std::vector<Server> servers;
-};
-
-std::string ReasonOf(const grpc::Status& status) {
-  google::rpc::Status details;
-  google::rpc::ErrorInfo info;
-  details.ParseFromString(status.error_details());
-  if (details.details_size() > 0) details.details(0).UnpackTo(&info);
-  return info.reason();
-}
-
-#define EXPECT_REFUSED(status, text)                                       \
-  do {                                                                     \
-    const grpc::Status refused = (status);                                 \
-    EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION) \
-        << refused.error_message();                                        \
-    EXPECT_THAT(refused.error_message(), HasSubstr(text));                 \
-  } while (false)
 
 TEST(WorkerService, OneAndTwoRanksGiveTheSameTokensAndDigests) {
   std::vector<pb::SequenceResult> found[2];
@@ -507,7 +309,15 @@ TEST(WorkerService, InfoNamesTheDeviceAndTheBuild) {
   EXPECT_NE(info.identity().incarnation(), 0u);
   EXPECT_FALSE(info.version().empty());
   EXPECT_GT(info.total_bytes(), 0);
+  EXPECT_EQ(info.device_uuid().size(), 20u) << info.device_uuid();
+  Server other;
+  pb::GetInfoResponse second;
+  ASSERT_TRUE(other.Call(&Stub::GetInfo, pb::GetInfoRequest(), &second).ok());
+  EXPECT_NE(info.device_uuid(), second.device_uuid()) << "two workers of one host";
+  ASSERT_TRUE(server.Call(&Stub::GetInfo, pb::GetInfoRequest(), &second).ok());
+  EXPECT_EQ(info.device_uuid(), second.device_uuid());
 }
 
 }  // namespace
+}  // namespace worker_test
 }  // namespace lockstep

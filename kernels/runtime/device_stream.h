@@ -22,6 +22,7 @@ struct DeviceInfo {
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;
   int capability = 0;  // 90 for sm_90; 0 for a CPU
+  std::string uuid;    // "GPU-" and 32 hexadecimal digits with dashes; empty for a CPU
 };
 
 // The device that this process computes on: a process serves one rank, hence one device. Called

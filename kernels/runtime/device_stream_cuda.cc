@@ -1,6 +1,7 @@
 // The CUDA side of device_stream.h; compiled under --config=cuda only.
 #include <cuda_runtime_api.h>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/runtime/cuda_status.h"
 #include "kernels/runtime/device_stream.h"
@@ -12,6 +13,14 @@ namespace {
 
 cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t Event(void* event) { return static_cast<cudaEvent_t>(event); }
+
+// As nvidia-smi writes it.
+std::string UuidText(const cudaUUID_t& uuid) {
+  const absl::string_view bytes(uuid.bytes, sizeof(uuid.bytes));
+  std::string hex = absl::BytesToHexString(bytes);
+  for (const size_t dash : {8, 13, 18, 23}) hex.insert(dash, "-");
+  return absl::StrCat("GPU-", hex);
+}
 
 }  // namespace
 
@@ -43,6 +52,7 @@ absl::StatusOr<DeviceInfo> Info() {
   status = CudaStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
   if (!status.ok()) return status;
   info.name = properties.name;
+  info.uuid = UuidText(properties.uuid);
   info.capability = properties.major * 10 + properties.minor;
   info.total_bytes = static_cast<int64_t>(total_bytes);
   info.free_bytes = static_cast<int64_t>(free_bytes);
