@@ -15,6 +15,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "coordinator/errors.h"
+#include "coordinator/group/fault_log.h"
+#include "coordinator/group/state_dir.h"
 #include "coordinator/load_progress.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/public_server.h"
@@ -32,10 +34,6 @@ using inference::v1::ServerStatus;
 using worker::v1::LoadModelResult;
 
 constexpr absl::Duration kReadinessPeriod = absl::Milliseconds(50);
-constexpr absl::Duration kWorkerHealthPeriod = absl::Seconds(1);
-constexpr absl::Duration kWorkerHealthTimeout = absl::Seconds(2);
-// A rank whose last good answer is older is not counted on.
-constexpr absl::Duration kWorkerLease = absl::Seconds(3);
 // How long Stop lets calls send the rest of their answers.
 constexpr absl::Duration kLastWrites = absl::Seconds(2);
 
@@ -58,26 +56,6 @@ std::string DTypeName(worker::v1::ActivationDType dtype) {
 
 std::string QuantName(worker::v1::ActivationQuant quant) {
   return quant == worker::v1::ACTIVATION_QUANT_CHECKPOINT ? "checkpoint" : "none";
-}
-
-// Every rank must have loaded the same model.
-absl::Status CheckSameModel(const std::vector<LoadModelResult>& results,
-                            const std::vector<std::string>& workers) {
-  for (size_t rank = 1; rank < results.size(); ++rank) {
-    const LoadModelResult& mine = results[rank];
-    const LoadModelResult& first = results[0];
-    if (mine.identity().model_digest() == first.identity().model_digest() &&
-        mine.vocab_size() == first.vocab_size() && mine.architecture() == first.architecture()) {
-      continue;
-    }
-    return absl::FailedPreconditionError(
-        absl::StrFormat("rank %d (%s) loaded a checkpoint with digest %016x, rank 0 (%s) one with "
-                        "%016x: give every "
-                        "worker's host the same files",
-                        rank, workers[rank], mine.identity().model_digest(), workers[0],
-                        first.identity().model_digest()));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -110,8 +88,15 @@ class Coordinator::Impl : public ServingBackend {
 
   absl::Status Healthy() const {
     absl::MutexLock lock(&mutex_);
-    if (!failure_.ok()) return failure_;
-    return engine_ == nullptr ? absl::OkStatus() : engine_->Ready();
+    return failure_;
+  }
+  std::vector<FaultRecord> Faults() const { return faults_.records(); }
+  absl::Status ReplaceWorker(int rank, const std::string& reason) {
+    if (EngineOrNull() == nullptr) {
+      return WithReason(absl::StatusCode::kFailedPrecondition, "the model is not loaded yet",
+                        "WRONG_STATE");
+    }
+    return group_->Replace(rank, reason);
   }
 
   void Drain() {
@@ -213,7 +198,10 @@ class Coordinator::Impl : public ServingBackend {
     absl::MutexLock lock(&mutex_);
     return engine_.get();
   }
-  WorkerGroup* group() const { return group_.get(); }
+  WorkerGroup* GroupOrNull() const {
+    absl::MutexLock lock(&mutex_);
+    return group_.get();
+  }
   int port() const { return server_->port(); }
 
  private:
@@ -224,31 +212,23 @@ class Coordinator::Impl : public ServingBackend {
   absl::Status LoadSteps();
   // The tokenizer of the model, or nothing when the checkpoint has none.
   absl::StatusOr<std::shared_ptr<const Tokenizer>> LoadTokenizer() const;
-  absl::Status Join(const std::vector<LoadModelResult>& results);
+  absl::StatusOr<StepEpoch> Join(const std::vector<LoadModelResult>& results);
   std::shared_ptr<const ServedModel> MakeModel(const std::vector<LoadModelResult>& results,
                                                std::shared_ptr<const Tokenizer> tokenizer) const;
-  // The last good answer of a rank.
-  struct WorkerHealth {
-    worker::v1::HealthResponse last;
-    absl::Time answered = absl::InfinitePast();
-  };
-
   // OK while the rank's lease holds, else why not.
-  absl::Status LeaseOf(size_t rank, const WorkerHealth& health, absl::Time now) const;
+  absl::Status LeaseOf(size_t rank, const WorkerGroup::View& view, absl::Time now) const;
   absl::Status WorkersReady() const;
   void Monitor();
-  void CheckWorkers();
 
   const CoordinatorOptions options_;
   const absl::Time started_;
-  // Bumped with every start of a coordinator: the clock is later than that of any before.
-  const uint64_t term_ = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
   LoadProgress progress_;
+  FaultLog faults_;
+  std::unique_ptr<StateDir> state_;  // null: none is kept
   std::unique_ptr<PublicServer> server_;
   std::unique_ptr<WorkerGroup> group_;
   std::unique_ptr<StepTransport> wrapped_;  // around group_, when the options ask for it
   Capacity capacity_;
-  std::atomic<uint64_t> epoch_{0};
   std::thread monitor_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> stopped_{false};
@@ -257,8 +237,6 @@ class Coordinator::Impl : public ServingBackend {
   std::unique_ptr<Engine> engine_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const ServedModel> model_ ABSL_GUARDED_BY(mutex_);  // set when ready
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);                      // of Load
-  std::vector<LoadModelResult> loaded_ ABSL_GUARDED_BY(mutex_);
-  std::vector<WorkerHealth> worker_health_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<std::shared_ptr<const Tokenizer>> Coordinator::Impl::LoadTokenizer() const {
@@ -271,14 +249,9 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> Coordinator::Impl::LoadTokenize
   return loaded.status();
 }
 
-absl::Status Coordinator::Impl::Join(const std::vector<LoadModelResult>& results) {
+absl::StatusOr<StepEpoch> Coordinator::Impl::Join(const std::vector<LoadModelResult>& results) {
   ASSIGN_OR_RETURN(capacity_, PlanCapacity(options_.capacity, results));
-  uint64_t epoch = 0;
-  for (const LoadModelResult& result : results) epoch = std::max(epoch, result.identity().epoch());
-  epoch_ = epoch + 1;
   worker::v1::ConfigureRequest limits;
-  limits.set_term(term_);
-  limits.set_epoch(epoch_);
   limits.set_kv_blocks(capacity_.kv_blocks);
   limits.set_slots(capacity_.slots);
   limits.set_snapshots(capacity_.snapshots);
@@ -286,7 +259,7 @@ absl::Status Coordinator::Impl::Join(const std::vector<LoadModelResult>& results
   limits.set_max_batch_sequences(capacity_.slots);
   limits.set_max_logit_rows(capacity_.max_logit_rows);
   limits.set_max_sequence_blocks(capacity_.max_sequence_blocks);
-  return group_->Join(term_, epoch_, limits);
+  return group_->Join(state_ == nullptr ? 1 : state_->epoch() + 1, limits);
 }
 
 std::shared_ptr<const ServedModel> Coordinator::Impl::MakeModel(
@@ -324,27 +297,42 @@ absl::Status Coordinator::Impl::LoadSteps() {
                                             " is no folder; give the folder of a checkpoint"));
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, LoadTokenizer());
-  WorkerGroupOptions group_options;
+  uint64_t term = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
+  if (!options_.state_dir.empty()) {
+    ASSIGN_OR_RETURN(state_, StateDir::Open(options_.state_dir));
+    term = state_->term() + 1;
+  }
+  WorkerGroupOptions group_options = options_.group;
   group_options.addresses = options_.workers;
   group_options.model_path = options_.model_path;
   group_options.activation_dtype = options_.activation_dtype;
   group_options.activation_quant = options_.activation_quant;
-  group_options.connect_timeout = options_.connect_timeout;
-  group_ = std::make_unique<WorkerGroup>(group_options);
+  if (state_ != nullptr) {
+    group_options.persist_epoch = [this](uint64_t now, uint64_t epoch) {
+      return state_->Save(now, epoch);
+    };
+  }
+  WorkerGroupHooks hooks;
+  hooks.launcher = options_.launcher;
+  hooks.on_fault = [this](const FaultRecord& record) { faults_.Update(record); };
+  {
+    auto group = std::make_unique<WorkerGroup>(group_options, std::move(hooks));
+    absl::MutexLock lock(&mutex_);
+    group_ = std::move(group);
+  }
   ASSIGN_OR_RETURN(const std::vector<LoadModelResult> results,
-                   group_->Load(term_, [this](int rank, const auto& progress) {
+                   group_->Load(term, [this](int rank, const auto& progress) {
                      if (progress_.Update(rank, progress, absl::Now())) {
                        LogInfo("loading: ", progress_.Line());
                      }
                    }));
   LogInfo("loaded: ", progress_.Line());
-  RETURN_IF_ERROR(CheckSameModel(results, options_.workers));
   if (tokenizer != nullptr && tokenizer->size() > results[0].vocab_size()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "vocabulary mismatch: tokenizer.json of ", options_.model_path, " has ids up to ",
         tokenizer->size() - 1, ", the model's vocabulary has ", results[0].vocab_size(), " ids"));
   }
-  RETURN_IF_ERROR(Join(results));
+  ASSIGN_OR_RETURN(const StepEpoch epoch, Join(results));
 
   EngineOptions engine_options = options_.engine;
   engine_options.model_name = ServedName();
@@ -362,83 +350,55 @@ absl::Status Coordinator::Impl::LoadSteps() {
     transport = wrapped_.get();
   }
   auto engine = std::make_unique<Engine>(engine_options, transport, tokenizer.get());
-  engine->Start(term_, epoch_);
+  engine->Start(epoch.term, epoch.epoch);
   if (draining_) engine->Drain();
   {
     absl::MutexLock lock(&mutex_);
     engine_ = std::move(engine);
-    loaded_ = results;
     model_ = std::move(model);
   }
-  CheckWorkers();
-  CheckWorkers();
   server_->SetReady(Ready().ok());
   monitor_ = std::thread([this]() { Monitor(); });
   return absl::OkStatus();
 }
 
 void Coordinator::Impl::Monitor() {
-  absl::Time next_check = absl::Now() + kWorkerHealthPeriod;
   bool ready = true;
   while (!stopped_) {
+    const absl::Time now = absl::Now();
+    const WorkerGroup::View view = group_->view();
+    for (size_t rank = 0; rank < view.members.size(); ++rank) {
+      server_->SetHealth(absl::StrCat("worker/", rank), LeaseOf(rank, view, now).ok());
+    }
+    const absl::Status now_ready = Ready();
+    if (now_ready.ok() != ready) {
+      server_->SetReady(now_ready.ok());
+      LogInfo(now_ready.ok() ? "ready" : "not ready: ", now_ready.message());
+    }
+    ready = now_ready.ok();
     absl::SleepFor(kReadinessPeriod);
-    const bool now_ready = Ready().ok();
-    if (now_ready != ready) {
-      server_->SetReady(now_ready);
-      LogInfo(now_ready ? "ready" : "not ready: ", now_ready ? "" : Ready().message());
-    }
-    ready = now_ready;
-    if (absl::Now() < next_check) continue;
-    CheckWorkers();
-    next_check = absl::Now() + kWorkerHealthPeriod;
   }
 }
 
-void Coordinator::Impl::CheckWorkers() {
-  const auto health = group_->Health(kWorkerHealthTimeout);
-  const absl::Time now = absl::Now();
-  std::vector<bool> serving;
-  {
-    absl::MutexLock lock(&mutex_);
-    worker_health_.resize(options_.workers.size());
-    for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
-      WorkerHealth& mine = worker_health_[rank];
-      if (health[rank].ok()) {
-        mine.last = *health[rank];
-        mine.answered = now;
-      }
-      serving.push_back(LeaseOf(rank, mine, now).ok());
-    }
-  }
-  for (size_t rank = 0; rank < serving.size(); ++rank) {
-    server_->SetHealth(absl::StrCat("worker/", rank), serving[rank]);
-  }
-}
-
-absl::Status Coordinator::Impl::LeaseOf(size_t rank, const WorkerHealth& health,
+absl::Status Coordinator::Impl::LeaseOf(size_t rank, const WorkerGroup::View& view,
                                         absl::Time now) const {
-  const std::string name = absl::StrCat("rank ", rank, " (", options_.workers[rank], ")");
-  absl::Status status;
-  if (now - health.answered > kWorkerLease) {
-    status = absl::UnavailableError(absl::StrCat(
-        name, " has not answered for ",
-        absl::FormatDuration(absl::Trunc(now - health.answered, absl::Milliseconds(100)))));
-  } else if (health.last.identity().term() > term_) {
-    status = absl::UnavailableError(absl::StrCat(name, " belongs to another coordinator, of term ",
-                                                 health.last.identity().term(), "; this one's is ",
-                                                 term_));
-  } else if (health.last.state() != worker::v1::READY && health.last.state() != worker::v1::BUSY) {
-    status = absl::UnavailableError(
-        absl::StrCat(name, " is in state ", worker::v1::WorkerState_Name(health.last.state()),
-                     health.last.error().empty() ? "" : ": ", health.last.error()));
+  const GroupCore::MemberView& member = view.members[rank];
+  if (!options_.group.recover || now - member.last_answer <= options_.group.lease) {
+    return absl::OkStatus();
   }
-  return status;
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", rank, " (", member.address, ") has not answered for ",
+      absl::FormatDuration(absl::Trunc(now - member.last_answer, absl::Milliseconds(100)))));
 }
 
 absl::Status Coordinator::Impl::WorkersReady() const {
-  absl::MutexLock lock(&mutex_);
-  for (size_t rank = 0; rank < worker_health_.size(); ++rank) {
-    RETURN_IF_ERROR(LeaseOf(rank, worker_health_[rank], absl::Now()));
+  const WorkerGroup::View view = group_->view();
+  if (view.phase != GroupCore::Phase::kRunning) {
+    return absl::UnavailableError(
+        absl::StrCat("the workers cannot run steps now: ", view.status.message()));
+  }
+  for (size_t rank = 0; rank < view.members.size(); ++rank) {
+    RETURN_IF_ERROR(LeaseOf(rank, view, absl::Now()));
   }
   return absl::OkStatus();
 }
@@ -446,17 +406,21 @@ absl::Status Coordinator::Impl::WorkersReady() const {
 ServerStatus Coordinator::Impl::Status() const {
   ServerStatus status;
   status.set_version(kVersion);
-  status.set_term(term_);
-  status.set_epoch(epoch_);
+  WorkerGroup* const group = GroupOrNull();
+  const WorkerGroup::View view = group == nullptr ? WorkerGroup::View() : group->view();
+  status.set_term(view.term);
+  status.set_epoch(view.epoch);
   status.set_uptime_seconds(absl::ToInt64Seconds(absl::Now() - started_));
   const absl::Status ready = Ready();
   const absl::Status healthy = Healthy();
   Engine* engine = EngineOrNull();
-  status.set_state(!healthy.ok()       ? "FAILED"
-                   : draining_         ? "DRAINING"
-                   : engine == nullptr ? "LOADING"
-                   : ready.ok()        ? "READY"
-                                       : "NOT_READY");
+  const bool broken = engine != nullptr && view.phase == GroupCore::Phase::kBroken;
+  status.set_state(!healthy.ok() || broken                    ? "FAILED"
+                   : draining_                                ? "DRAINING"
+                   : engine == nullptr                        ? "LOADING"
+                   : ready.ok()                               ? "READY"
+                   : view.phase != GroupCore::Phase::kRunning ? "RECOVERING"
+                                                              : "NOT_READY");
   if (!ready.ok()) status.set_state_detail(std::string(ready.message()));
   {
     absl::MutexLock lock(&mutex_);
@@ -465,17 +429,14 @@ ServerStatus Coordinator::Impl::Status() const {
       worker->set_rank(static_cast<int32_t>(rank));
       worker->set_address(options_.workers[rank]);
       worker->set_load_progress(progress_.FractionOf(static_cast<int>(rank)));
-      if (rank < loaded_.size()) {
-        worker->set_worker_id(loaded_[rank].identity().worker_id());
-        worker->set_resident_bytes(loaded_[rank].resident_bytes());
-      }
       worker->set_state("UNKNOWN");
-      if (rank < worker_health_.size()) {
-        const WorkerHealth& health = worker_health_[rank];
-        if (absl::Now() - health.answered <= kWorkerLease) {
-          worker->set_state(worker::v1::WorkerState_Name(health.last.state()));
-        }
-        worker->set_last_step(health.last.last_step());
+      if (rank < view.members.size()) {
+        const GroupCore::MemberView& member = view.members[rank];
+        worker->set_address(member.address);
+        worker->set_worker_id(member.worker_id);
+        worker->set_resident_bytes(member.resident_bytes);
+        worker->set_last_step(member.last_step);
+        if (LeaseOf(rank, view, absl::Now()).ok()) worker->set_state(member.state);
       }
     }
   }
@@ -510,7 +471,11 @@ bool Coordinator::Idle() const { return impl_->Idle(); }
 void Coordinator::Stop() { impl_->Stop(); }
 void Coordinator::EndCalls() { impl_->EndCalls(); }
 std::string Coordinator::Describe() const { return impl_->Describe(); }
+std::vector<FaultRecord> Coordinator::Faults() const { return impl_->Faults(); }
+absl::Status Coordinator::ReplaceWorker(int rank, const std::string& reason) {
+  return impl_->ReplaceWorker(rank, reason);
+}
 Engine* Coordinator::engine() { return impl_->EngineOrNull(); }
-WorkerGroup* Coordinator::workers() { return impl_->group(); }
+WorkerGroup* Coordinator::workers() { return impl_->GroupOrNull(); }
 
 }  // namespace lockstep

@@ -15,13 +15,17 @@
 #include "absl/time/time.h"
 #include "coordinator/capacity.h"
 #include "coordinator/engine.h"
-#include "coordinator/step_transport.h"
+#include "coordinator/group/fault.h"
+#include "coordinator/group/rank_link.h"
 #include "coordinator/group/worker_group.h"
+#include "coordinator/step_transport.h"
 #include "proto/worker.pb.h"
 
 namespace lockstep {
 
 struct CoordinatorOptions {
+  CoordinatorOptions() { group.recover = true; }
+
   std::string model_path;         // a directory, as coordinator and workers see it
   std::string served_model_name;  // empty: the last part of model_path
   std::vector<std::string> model_aliases;
@@ -34,7 +38,11 @@ struct CoordinatorOptions {
   // Policies of the engine; its limits are overwritten by what `capacity` leads to, its names by
   // what is served.
   EngineOptions engine;
-  absl::Duration connect_timeout = absl::Minutes(10);
+  // Patience, spares and budget of the group; its addresses, model and hooks are set from the rest.
+  WorkerGroupOptions group;
+  // Makes the launcher of the workers that this process may start and end; empty: none.
+  std::function<std::unique_ptr<WorkerLauncher>(RankEventSink)> launcher;
+  std::string state_dir;  // empty: the term is taken from the clock, and epochs from the workers
   // Injected by tests: a transport around the given one, which outlives it.
   std::function<std::unique_ptr<StepTransport>(StepTransport* transport)> wrap_transport;
 };
@@ -51,7 +59,8 @@ class Coordinator {
   // a failure the server goes on answering, with the cause.
   absl::Status Load();
 
-  // OK while the model is loading or steps can run; else why the server is of no more use.
+  // OK unless loading failed. A server whose workers cannot be brought together any more goes on
+  // answering, with the cause.
   absl::Status Healthy() const;
 
   // Begins to drain: new requests are refused, readiness is withdrawn, running ones go on.
@@ -67,6 +76,11 @@ class Coordinator {
 
   // What is served and with which limits, for people; several lines. After Load.
   std::string Describe() const;
+
+  // The last faults, oldest first.
+  std::vector<FaultRecord> Faults() const;
+  // Gives up the worker of a rank, as after a fault: NOT_FOUND, FAILED_PRECONDITION.
+  absl::Status ReplaceWorker(int rank, const std::string& reason);
 
   // After Load; for tests and evaluation.
   Engine* engine();

@@ -187,7 +187,7 @@ TEST_F(CoordinatorTest, MissingFolderAndMissingWorkersAreNamed) {
 
 TEST_F(CoordinatorTest, UnreachableWorkersHaveAReasonOfTheirOwn) {
   options_.workers = {"127.0.0.1:1"};
-  options_.connect_timeout = absl::Milliseconds(300);
+  options_.group.connect_timeout = absl::Milliseconds(300);
   Start();
   const absl::Status status = coordinator_->Load();
   EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kDeadlineExceeded,
@@ -225,7 +225,7 @@ TEST_F(CoordinatorTest, StopEndsStreamsWithAReasonAndWatchesWithNotServing) {
   EXPECT_EQ(Info(watched).reason(), "DRAINING");
 }
 
-TEST_F(CoordinatorTest, BrokenStepWithdrawsReadiness) {
+TEST_F(CoordinatorTest, AStepThatIsRefusedAgainAndAgainEndsItsRequestAlone) {
   FakeWorkerFaults faults;
   faults.refuse_step = 1;
   AddWorker(faults);
@@ -233,12 +233,37 @@ TEST_F(CoordinatorTest, BrokenStepWithdrawsReadiness) {
   ASSERT_OK(coordinator_->Load());
   ExpectHealth("", HealthCheckResponse::SERVING);
   const grpc::Status status = Generate();
-  EXPECT_FALSE(status.ok());
-  EXPECT_NE(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_EQ(Info(status).reason(), "POISON_REQUEST");
+  EXPECT_THAT(status.error_message(), HasSubstr("refused by the test"));
+  // The server becomes whole again.
+  for (int i = 0; i < 500 && Status().state() != "READY"; ++i) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_OK(coordinator_->Healthy());
+  EXPECT_EQ(Status().state(), "READY");
+  EXPECT_EQ(Status().counters().at("recoveries"), 2);
+  EXPECT_EQ(Status().counters().at("poison_requests"), 1);
+  ASSERT_EQ(coordinator_->Faults().size(), 2u);
+  EXPECT_EQ(coordinator_->Faults()[1].fault.cause, FaultCause::kStepRefused);
+  EXPECT_EQ(coordinator_->Faults()[1].epoch_after, 3u);
+}
+
+TEST_F(CoordinatorTest, AServerThatGivesUpSaysSoAndGoesOnAnswering) {
+  FakeWorkerFaults faults;
+  faults.refuse_step = 1;
+  AddWorker(faults);
+  options_.group.recovery_budget = 0;
+  Start();
+  ASSERT_OK(coordinator_->Load());
+  const grpc::Status status = Generate();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(Info(status).reason(), "RECOVERY_EXHAUSTED");
   ExpectHealth("", HealthCheckResponse::NOT_SERVING);
-  EXPECT_FALSE(coordinator_->Healthy().ok());
   EXPECT_EQ(Status().state(), "FAILED");
+  EXPECT_THAT(Status().state_detail(), HasSubstr("refused by the test"));
   EXPECT_EQ(CheckHealth("liveness"), HealthCheckResponse::SERVING);
+  EXPECT_EQ(Info(Generate()).reason(), "RECOVERY_EXHAUSTED");
 }
 
 }  // namespace

@@ -303,6 +303,7 @@ class Engine::Impl {
         transport_->Receive(absl::Now() + LongestWait());
     if (result.ok()) {
       const absl::Status applied = core_.ApplyResult(*result);
+      if (!applied.ok()) transport_->Distrust(applied);
       if (const auto replayed = core_.TakeReplayReport()) {
         transport_->OnReplayed(replayed->requests, replayed->tokens);
       }
@@ -326,10 +327,10 @@ class Engine::Impl {
     broken_by_ = cause;
     core_.Suspend(transport_->last_fault());
     std::lock_guard<std::mutex> lock(mu_);
-    recovering_ = WithReason(absl::StatusCode::kUnavailable, "RECOVERING",
-                             absl::StrCat("the workers are being brought together again after: ",
-                                          cause.message()),
-                             absl::Seconds(1));
+    recovering_ = WithReason(
+        absl::StatusCode::kUnavailable, "RECOVERING",
+        absl::StrCat("the workers are being brought together again after: ", cause.message()),
+        absl::Seconds(1));
     PublishLocked();
   }
 
@@ -345,14 +346,14 @@ class Engine::Impl {
     if (absl::IsDeadlineExceeded(epoch.status()) || absl::IsCancelled(epoch.status())) return;
     // A status with a reason of its own is for clients.
     Fail(ReasonOf(epoch.status()).empty()
-             ? WithReason(absl::StatusCode::kUnavailable, "ENGINE_FAILED",
-                          absl::StrCat("the workers cannot run steps any more: ",
-                                       broken_by_.message()))
+             ? WithReason(
+                   absl::StatusCode::kUnavailable, "ENGINE_FAILED",
+                   absl::StrCat("the workers cannot run steps any more: ", broken_by_.message()))
              : epoch.status());
   }
 
   void Fail(const absl::Status& status) {
-    LogError("engine: ", status.ToString());
+    LogError("engine: ", status.message());
     {
       std::lock_guard<std::mutex> lock(mu_);
       if (failure_.ok()) failure_ = status;
@@ -404,7 +405,7 @@ class Engine::Impl {
   bool ended_ = false;
   absl::Status failure_;     // why no request is taken
   absl::Status recovering_;  // why no step runs now
-  absl::Status stop_;     // not OK: the thread is to end
+  absl::Status stop_;        // not OK: the thread is to end
   EngineCore::State state_;
 };
 

@@ -119,8 +119,8 @@ void EngineCore::OnProgress(SequenceState* s) {
   replaying_.erase(s);
   RequestState* request = s->request;
   if (!request->isolated) return;
-  const bool through = std::all_of(
-      request->outputs.begin(), request->outputs.end(), [](const auto& output) {
+  const bool through =
+      std::all_of(request->outputs.begin(), request->outputs.end(), [](const auto& output) {
         return output->phase != SequencePhase::kRunning || output->progressed;
       });
   if (!through) return;

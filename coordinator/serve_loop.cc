@@ -25,7 +25,6 @@ constexpr int kExitFailed = 1;
 constexpr int kExitCannotConnect = 3;
 constexpr int kExitInterrupted = 130;
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
-constexpr absl::Duration kSettle = absl::Milliseconds(300);
 
 sigset_t StopSignals() {
   sigset_t set;
@@ -65,8 +64,8 @@ struct Ending {
   absl::Status failure;
 };
 
-// Waits for a signal, a failed load, a failed engine or a failed check.
-Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
+// Waits for a signal or a failed load.
+Ending Serve(Coordinator* coordinator) {
   std::atomic<bool> load_ended{false};
   absl::Status load_status;
   std::thread loader([&]() {
@@ -78,17 +77,10 @@ Ending Serve(Coordinator* coordinator, const ServeLoopOptions& options) {
   while (ending.signal == 0 && ending.failure.ok()) {
     ending.signal = WaitForSignal(kPoll);
     if (ending.signal != 0) break;
-    if (options.check) ending.failure = options.check();
-    if (!ending.failure.ok() || !load_ended) continue;
+    if (!load_ended) continue;
     if (!announced && load_status.ok()) fputs(coordinator->Describe().c_str(), stderr);
     announced = true;
     ending.failure = coordinator->Healthy();
-    if (!ending.failure.ok() && options.check) {
-      // A worker that died breaks load and steps a moment before its end can be seen.
-      absl::SleepFor(kSettle);
-      const absl::Status cause = options.check();
-      if (!cause.ok()) ending.failure = cause;
-    }
   }
   if (!load_ended) {
     // Nothing was accepted yet, and a load cannot be interrupted: the process ends with it.
@@ -160,7 +152,7 @@ int RunServer(const CoordinatorOptions& coordinator_options, const ServeLoopOpti
     LogError(written.message());
     return kExitFailed;
   }
-  const Ending ending = Serve(coordinator->get(), options);
+  const Ending ending = Serve(coordinator->get());
   int exit_code = kExitFailed;
   if (ending.signal != 0) {
     const absl::StatusOr<int> drained = DrainFor(coordinator->get(), options.shutdown_timeout);

@@ -2,7 +2,6 @@
 // and by the CLI.
 #pragma once
 
-#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -14,9 +13,6 @@ namespace lockstep {
 struct ServeLoopOptions {
   absl::Duration shutdown_timeout = absl::Seconds(30);
   std::string address_file;  // gets "host:port" once the server listens; empty: none
-  // Called several times a second by the thread of RunServer; an error ends the server with exit
-  // code 1.
-  std::function<absl::Status()> check;
 };
 
 // Blocks SIGTERM and SIGINT for this thread and all that it starts; RunServer takes them. Call
@@ -26,8 +22,8 @@ void BlockStopSignals();
 // Serves until SIGTERM or SIGINT. Then new requests are refused and running ones get up to
 // shutdown_timeout to finish; after that, or at a second signal, they end with UNAVAILABLE; a third
 // signal ends the process at once. Returns the exit code: 0 after SIGTERM, 130 after SIGINT, 1 when
-// a second SIGTERM cut requests short or when loading, the engine or `check` failed, 3 when a
-// worker could not be reached (the cause is on stderr).
+// a second SIGTERM cut requests short or when loading failed, 3 when a worker could not be reached
+// (the cause is on stderr).
 int RunServer(const CoordinatorOptions& coordinator, const ServeLoopOptions& options);
 
 }  // namespace lockstep

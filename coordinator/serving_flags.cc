@@ -1,6 +1,7 @@
 // The flags of a process that serves: see serving_flags.h.
 #include "coordinator/serving_flags.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -94,6 +95,25 @@ void ServingFlags::AddTo(CLI::App* app) {
   app->add_option("--connect-timeout", connect_timeout_s_, "Seconds to wait for the workers")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app->add_option("--lease-ms", lease_ms_,
+                  "Milliseconds without an answer after which a worker is given up")
+      ->check(CLI::Range(200, 3600000))
+      ->capture_default_str();
+  app->add_option("--step-timeout", step_timeout_s_,
+                  "Seconds after which a step is overdue, unless recent ones took long themselves")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--recovery-budget", recovery_budget_,
+                  "Faults within 10 minutes after which the server gives up its requests")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  app->add_option("--recovery-policy", recovery_policy_,
+                  "What takes the place of a lost worker first: a waiting spare, or its own process "
+                  "started again")
+      ->check(CLI::IsMember({"spare", "restart"}))
+      ->capture_default_str();
+  app->add_option("--state-dir", state_dir_,
+                  "Folder that keeps what must outlive the server (its term and epoch)");
   app->add_option("--log-level", log_level_, "Least severity of log lines on stderr")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
@@ -104,10 +124,15 @@ void ServingFlags::AddWorkersTo(CLI::App* app) {
                   "Addresses of the workers in rank order: host:port or unix:path")
       ->delimiter(',')
       ->required();
+  app->add_option("--spare-workers", spare_workers_,
+                  "Addresses of workers that wait to take the place of any that is lost")
+      ->delimiter(',');
 }
 
 absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
-  for (const std::string& address : workers_) {
+  std::vector<std::string> all = workers_;
+  all.insert(all.end(), spare_workers_.begin(), spare_workers_.end());
+  for (const std::string& address : all) {
     if (IsWorkerAddress(address)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--workers: \"", address,
@@ -157,7 +182,14 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   options.engine.snapshot_interval = snapshot_interval_;
   options.engine.max_queued_requests = max_queued_requests_;
   options.engine.max_queued_tokens = max_queued_tokens_;
-  options.connect_timeout = absl::Seconds(connect_timeout_s_);
+  options.group.lease = absl::Milliseconds(lease_ms_);
+  options.group.beat_period = std::min(absl::Milliseconds(500), options.group.lease / 4);
+  options.group.step_timeout = absl::Seconds(step_timeout_s_);
+  options.group.recovery_budget = recovery_budget_;
+  options.group.prefer_spares = recovery_policy_ == "spare";
+  options.group.spares = spare_workers_;
+  options.state_dir = state_dir_;
+  options.group.connect_timeout = absl::Seconds(connect_timeout_s_);
   return options;
 }
 

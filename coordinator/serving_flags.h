@@ -47,6 +47,12 @@ class ServingFlags {
   int64_t max_queued_tokens_ = int64_t{1} << 22;
   double shutdown_timeout_s_ = 30;
   double connect_timeout_s_ = 600;
+  int64_t lease_ms_ = 3000;
+  double step_timeout_s_ = 10;
+  int recovery_budget_ = 20;
+  std::string recovery_policy_ = "spare";
+  std::vector<std::string> spare_workers_;
+  std::string state_dir_;
   std::string log_level_ = "info";
 };
 

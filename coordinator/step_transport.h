@@ -43,6 +43,8 @@ class StepTransport {
     (void)deadline;
     return absl::FailedPreconditionError("this transport does not recover");
   }
+  // The engine cannot believe a result that the ranks agreed on: breaks the group.
+  virtual void Distrust(const absl::Status& status) { (void)status; }
   // What broke the group last.
   virtual Fault last_fault() const { return Fault(); }
   // The requests that were running are where they were before the fault.

@@ -102,6 +102,10 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::StartCoordinator(
                                    "--address-file",
                                    file};
   if (!Has(options.coordinator_flags, "--port")) argv.insert(argv.end(), {"--port", "0"});
+  // Machines that run tests are busy.
+  if (!Has(options.coordinator_flags, "--lease-ms")) {
+    argv.insert(argv.end(), {"--lease-ms", "10000"});
+  }
   argv.insert(argv.end(), options.coordinator_flags.begin(), options.coordinator_flags.end());
   if (options.NeedsTestCoordinator()) {
     argv.insert(argv.end(), {"--chunk-policy", options.chunk_policy, "--preempt-every",

@@ -101,8 +101,8 @@ absl::StatusOr<Group> StartGroup(const std::string& folder, int tp, bool f32, bo
   limits.set_max_batch_sequences(1);
   limits.set_max_logit_rows(256);
   limits.set_max_sequence_blocks(40);
-  RETURN_IF_ERROR(g.group->Join(1, 1, limits));
-  g.driver = std::make_unique<StepDriver>(g.group.get(), 1, 1);
+  ASSIGN_OR_RETURN(const StepEpoch epoch, g.group->Join(1, limits));
+  g.driver = std::make_unique<StepDriver>(g.group.get(), epoch);
   return g;
 }
 

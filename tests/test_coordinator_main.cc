@@ -51,6 +51,14 @@ class DelayedTransport : public StepTransport {
     return result;
   }
   void Wake() override { transport_->Wake(); }
+  absl::StatusOr<StepEpoch> AwaitEpoch(absl::Time deadline) override {
+    return transport_->AwaitEpoch(deadline);
+  }
+  void Distrust(const absl::Status& status) override { transport_->Distrust(status); }
+  Fault last_fault() const override { return transport_->last_fault(); }
+  void OnReplayed(int64_t requests, int64_t tokens_recomputed) override {
+    transport_->OnReplayed(requests, tokens_recomputed);
+  }
 
  private:
   StepTransport* const transport_;

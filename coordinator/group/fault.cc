@@ -16,6 +16,8 @@ absl::string_view Name(FaultCause cause) {
       return "step_overdue";
     case FaultCause::kDigestMismatch:
       return "digest_mismatch";
+    case FaultCause::kBadResult:
+      return "bad_result";
     case FaultCause::kDeviceLost:
       return "device_lost";
     case FaultCause::kJoinFailed:
@@ -36,6 +38,7 @@ bool BlamesRequests(FaultCause cause) {
     case FaultCause::kDeviceLost:
       return true;
     case FaultCause::kDigestMismatch:
+    case FaultCause::kBadResult:
     case FaultCause::kJoinFailed:
     case FaultCause::kOperator:
       return false;

@@ -17,6 +17,7 @@ enum class FaultCause {
   kStepRefused,     // a rank refused or failed a step
   kStepOverdue,     // a step took far longer than the recent ones
   kDigestMismatch,  // ranks disagree on a step
+  kBadResult,       // ranks agree on a result that does not answer the step
   kDeviceLost,      // a rank's device is unusable until its process is restarted
   kJoinFailed,      // an epoch could not be formed
   kOperator,        // a rank was replaced on request

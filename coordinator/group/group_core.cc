@@ -40,10 +40,7 @@ bool Unreachable(const absl::Status& status) {
 
 GroupCore::GroupCore(const WorkerGroupOptions& options, RankLinkFactory links,
                      WorkerLauncher* launcher, Hooks hooks)
-    : options_(options),
-      links_(std::move(links)),
-      launcher_(launcher),
-      hooks_(std::move(hooks)) {
+    : options_(options), links_(std::move(links)), launcher_(launcher), hooks_(std::move(hooks)) {
   CHECK(!options_.addresses.empty());
 }
 
@@ -124,7 +121,7 @@ void GroupCore::StartJoin(uint64_t epoch, const pb::ConfigureRequest& limits, ab
       << "Join before Load";
   CloseStreams(/*orderly=*/false);
   limits_ = limits;
-  epoch_ = std::max(epoch, highest_epoch_ + 1);
+  epoch_ = std::max(epoch, std::max(epoch_, highest_epoch_) + 1);
   for (const auto& member : members_) member->state = State::kLoaded;
   status_ = absl::OkStatus();
   BeginJoin(now);
@@ -170,18 +167,21 @@ void GroupCore::OnEvent(RankEvent event, absl::Time now) {
       if (event.id != member->stream) break;
       member->stream_open = false;
       if (closing_ || phase_ != Phase::kRunning) break;
-      if (IsStaleTerm(event.status)) {
+      if (options_.recover && IsStaleTerm(event.status)) {
         GiveUp(Superseded(rank, event.status.message()));
         break;
       }
       {
-        const absl::Status status = RankError(
-            rank, "StepStream",
-            event.status.ok() ? absl::UnavailableError("the worker ended the stream")
-                              : event.status);
+        const absl::Status status =
+            RankError(rank, "StepStream",
+                      event.status.ok() ? absl::UnavailableError("the worker ended the stream")
+                                        : event.status);
         Fault fault;
-        fault.cause = event.status.ok() || Unreachable(event.status) ? FaultCause::kStreamReset
-                                                                     : FaultCause::kStepRefused;
+        // ABORTED: a peer was lost or the group was aborted; the one at fault will be found.
+        const bool reset =
+            event.status.ok() || Unreachable(event.status) || absl::IsAborted(event.status);
+        fault.cause = reset ? FaultCause::kStreamReset : FaultCause::kStepRefused;
+        fault.own_crash = !reset;
         fault.ranks = {rank};
         fault.message = std::string(status.message());
         Break(std::move(fault), status, now);
@@ -222,8 +222,8 @@ void GroupCore::Reschedule(absl::Time now) {
     if (options_.recover && member.state != State::kConnecting &&
         member.state != State::kStarting) {
       if (member.beat == 0 && term_decided_) next_time_ = std::min(next_time_, member.beat_at);
-      next_time_ = std::min(next_time_, std::max(now + absl::Milliseconds(1),
-                                                 member.last_answer + options_.lease));
+      next_time_ = std::min(
+          next_time_, std::max(now + absl::Milliseconds(1), member.last_answer + options_.lease));
     }
   };
   for (const auto& member : members_) consider(*member, false);
@@ -252,17 +252,16 @@ absl::Status GroupCore::CheckMembers() const {
     const pb::LoadModelResult& first = members_[0]->loaded;
     const pb::LoadModelResult& other = members_[static_cast<size_t>(rank)]->loaded;
     if (first.identity().model_digest() == other.identity().model_digest() &&
-        first.architecture() == other.architecture() &&
-        first.vocab_size() == other.vocab_size()) {
+        first.architecture() == other.architecture() && first.vocab_size() == other.vocab_size()) {
       continue;
     }
     return RankError(rank, "LoadModel",
-                     absl::FailedPreconditionError(absl::StrCat(
-                         "it loaded ", other.architecture(), " with digest ",
-                         absl::Hex(other.identity().model_digest(), absl::kZeroPad16),
-                         ", rank 0 loaded ", first.architecture(), " with digest ",
-                         absl::Hex(first.identity().model_digest(), absl::kZeroPad16),
-                         ": give all ranks the same checkpoint")));
+                     absl::FailedPreconditionError(
+                         absl::StrCat("it loaded ", other.architecture(), " with digest ",
+                                      absl::Hex(other.identity().model_digest(), absl::kZeroPad16),
+                                      ", rank 0 loaded ", first.architecture(), " with digest ",
+                                      absl::Hex(first.identity().model_digest(), absl::kZeroPad16),
+                                      ": give all ranks the same checkpoint")));
   }
   return absl::OkStatus();
 }
@@ -343,8 +342,7 @@ void GroupCore::AdvanceJoin(absl::Time now) {
     for (size_t rank = 0; rank < members_.size(); ++rank) {
       init.set_rank(static_cast<int>(rank));
       members_[rank]->state = State::kInit;
-      members_[rank]->call =
-          Call(members_[rank].get(), init, options_.comm_timeout + kInitGrace);
+      members_[rank]->call = Call(members_[rank].get(), init, options_.comm_timeout + kInitGrace);
     }
   } else if (AllIn(State::kJoined)) {
     for (int rank = 1; rank < world(); ++rank) {
@@ -353,12 +351,12 @@ void GroupCore::AdvanceJoin(absl::Time now) {
       const absl::Status status = RankError(
           rank, "InitComm",
           absl::InternalError(absl::StrCat("its self-test gave ", absl::Hex(found),
-                                           ", rank 0's gave ",
-                                           absl::Hex(members_[0]->self_test))));
+                                           ", rank 0's gave ", absl::Hex(members_[0]->self_test))));
       Fault fault;
       fault.cause = FaultCause::kJoinFailed;
       fault.ranks = {rank};
       fault.message = std::string(status.message());
+      final_ = !ever_ran_;
       return Break(std::move(fault), status, now);
     }
     for (const auto& member : members_) {
@@ -382,6 +380,7 @@ void GroupCore::OpenStreams(absl::Time now) {
   sent_at_.clear();
   recent_steps_.clear();
   phase_ = Phase::kRunning;
+  ever_ran_ = true;
   if (!recovering_) return;
   recovering_ = false;
   record_.join = now - phase_began_;
@@ -405,8 +404,8 @@ absl::Status GroupCore::Superseded(int rank, absl::string_view what) const {
   detail.reason = "SUPERSEDED";
   return MakeError(absl::StatusCode::kUnavailable,
                    absl::StrCat("rank ", rank, " (", members_[static_cast<size_t>(rank)]->address,
-                                ") belongs to another coordinator (", what, "); this one's term is ",
-                                term_, ": ask that one"),
+                                ") belongs to another coordinator (", what,
+                                "); this one's term is ", term_, ": ask that one"),
                    detail);
 }
 
@@ -457,20 +456,20 @@ void GroupCore::OnBringUpFailure(Member* member, int rank, const absl::Status& s
     if (now + kRetryPause >= connect_deadline_) {
       ErrorDetail detail;
       detail.reason = "WORKER_UNREACHABLE";
-      return FailLoad(RankError(
-          rank, "GetInfo",
-          MakeError(absl::StatusCode::kDeadlineExceeded,
-                    absl::StrCat("the worker did not answer within ",
-                                 absl::FormatDuration(options_.connect_timeout),
-                                 "; the last attempt gave: ", status.message()),
-                    detail)));
+      return FailLoad(
+          RankError(rank, "GetInfo",
+                    MakeError(absl::StatusCode::kDeadlineExceeded,
+                              absl::StrCat("the worker did not answer within ",
+                                           absl::FormatDuration(options_.connect_timeout),
+                                           "; the last attempt gave: ", status.message()),
+                              detail)));
     }
     member->retry_at = now + kRetryPause;
     return;
   }
-  static constexpr const char* kPhases[] = {"GetInfo",     "GetInfo",     "LoadModel", "LoadModel",
-                                            "PrepareComm", "PrepareComm", "InitComm",  "InitComm",
-                                            "Configure",   "Configure",   "process start"};
+  static constexpr const char* kPhases[] = {
+      "GetInfo",  "GetInfo",  "LoadModel", "LoadModel", "PrepareComm",  "PrepareComm",
+      "InitComm", "InitComm", "Configure", "Configure", "process start"};
   const absl::Status named = RankError(rank, kPhases[static_cast<int>(member->state)], status);
   const bool lost = Unreachable(status) || absl::StartsWith(status.message(), "DEVICE_LOST");
   if (member->state == State::kLoading) {
@@ -490,6 +489,8 @@ void GroupCore::OnBringUpFailure(Member* member, int rank, const absl::Status& s
   fault.ranks = {rank};
   fault.message = std::string(named.message());
   if (absl::StartsWith(status.message(), "DEVICE_LOST")) fault.cause = FaultCause::kDeviceLost;
+  // Limits or devices that the ranks refuse the first time they will refuse again.
+  final_ = !ever_ran_ && !lost && !absl::IsAborted(status);
   // An epoch that a rank has seen already: its number is the least that the next one may have.
   if (absl::StartsWith(status.message(), "STALE_EPOCH")) {
     highest_epoch_ = std::max(highest_epoch_, epoch_ + 15);

@@ -4,8 +4,8 @@
 // RankLinks. So a simulation drives the same code as production does.
 //
 // The life of an epoch, on all ranks in parallel:
-//   GetInfo -> LoadModel (answers at once where the weights are resident) -> PrepareComm -> InitComm
-//   with a self-test -> Configure -> StepStream.
+//   GetInfo -> LoadModel (answers at once where the weights are resident) -> PrepareComm ->
+//   InitComm with a self-test -> Configure -> StepStream.
 // After a fault: AbortComm on every rank, bounded; ranks that do not answer, whose process ended,
 // whose lease expired or whose results were outvoted are given up: their process is ended where it
 // is ours, and a spare or a restarted process takes the rank. The others keep their weights. Then
@@ -46,8 +46,7 @@ class GroupCore {
     kWaiting,   // between attempts
     kBroken,    // for good, or until StartJoin where recovery is off: `status` says why
   };
-  using ProgressFn =
-      std::function<void(int rank, const worker::v1::LoadModelProgress& progress)>;
+  using ProgressFn = std::function<void(int rank, const worker::v1::LoadModelProgress& progress)>;
   struct Hooks {
     ProgressFn on_progress;
     // A member of the group was given up and another process takes its rank.
@@ -64,8 +63,8 @@ class GroupCore {
   // Connects to all ranks and loads them once all answer. The term is the larger of `term` and one
   // more than any rank has seen.
   void StartLoad(uint64_t term, absl::Time now);
-  // Forms `epoch` (or a higher one, when a rank has seen that) with these limits, which later epochs
-  // use too.
+  // Forms `epoch` (or a higher one, when a rank has seen that) with these limits, which later
+  // epochs use too.
   void StartJoin(uint64_t epoch, const worker::v1::ConfigureRequest& limits, absl::Time now);
   void OnEvent(RankEvent event, absl::Time now);
   void OnTime(absl::Time now);
@@ -88,6 +87,9 @@ class GroupCore {
   void Send(const worker::v1::StepRequest& request, absl::Time now);
   // The next result that all ranks agree on, when it is there. A disagreement is a fault.
   absl::optional<worker::v1::StepResult> TakeResult(absl::Time now);
+
+  // Who took the last result does not believe it.
+  void Distrust(const absl::Status& status, absl::Time now);
 
   // Gives up the process of `rank` (kOperator), as after a fault.
   absl::Status Replace(int rank, absl::string_view reason, absl::Time now);
@@ -135,7 +137,7 @@ class GroupCore {
     worker::v1::PrepareCommResponse prepared;
     uint64_t self_test = 0;
     uint64_t abort = 0;  // call of AbortComm that is open
-    bool ours = false;  // a process of the launcher
+    bool ours = false;   // a process of the launcher
     bool exited = false;
     absl::Time exit_due = absl::InfinitePast();  // kAborting: waits so long to hear how it ended
     uint64_t stream = 0;
@@ -212,11 +214,13 @@ class GroupCore {
 
   // Steps of this epoch.
   uint64_t last_received_ = 0;
-  std::deque<absl::Time> sent_at_;                // of the steps that have not been taken
-  std::deque<absl::Duration> recent_steps_;       // durations
+  std::deque<absl::Time> sent_at_;           // of the steps that have not been taken
+  std::deque<absl::Duration> recent_steps_;  // durations
 
   // The fault at hand.
   bool recovering_ = false;
+  bool ever_ran_ = false;  // some epoch
+  bool final_ = false;     // the fault is one that another attempt would meet again
   FaultRecord record_;
   std::set<int> lost_;  // ranks to be replaced
   absl::Time phase_began_ = absl::InfinitePast();

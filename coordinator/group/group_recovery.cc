@@ -17,6 +17,7 @@ namespace pb = worker::v1;
 namespace {
 
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
+constexpr int kLoadBudget = 3;
 constexpr absl::Duration kLongestBackoff = absl::Seconds(10);
 
 // A rank at fault with one of these is replaced even when it still answers.
@@ -25,6 +26,7 @@ bool GivesUpRanks(FaultCause cause) {
     case FaultCause::kProcessExit:
     case FaultCause::kLeaseExpired:
     case FaultCause::kDigestMismatch:
+    case FaultCause::kBadResult:
     case FaultCause::kDeviceLost:
     case FaultCause::kOperator:
       return true;
@@ -237,7 +239,7 @@ bool GroupCore::streams_ended() const {
 
 void GroupCore::Break(Fault fault, const absl::Status& status, absl::Time now) {
   if (phase_ != Phase::kJoining && phase_ != Phase::kRunning) return;
-  LogError(status.ToString());
+  LogError(absl::StatusCodeToString(status.code()), ": ", status.message());
   absl::Time seen = now;
   for (const int rank : fault.ranks) {
     seen = std::min(seen, members_[static_cast<size_t>(rank)]->last_answer);
@@ -283,19 +285,28 @@ void GroupCore::FinishAbort(absl::Time now) {
     if (member->ours && !member->exited && now < member->exit_due) return;
   }
   record_.abort = now - phase_began_;
-  if (!options_.recover) {
+  const bool refused = record_.fault.cause == FaultCause::kStepRefused;
+  if (refused && !lost_.empty() && lost_.count(record_.fault.ranks.front()) == 0) {
+    // Its step failed because a peer is gone.
+    record_.fault.cause = FaultCause::kStreamReset;
+    record_.fault.own_crash = false;
+    record_.fault.ranks.assign(lost_.begin(), lost_.end());
+  }
+  if (!options_.recover || final_) {
+    final_ = false;
+    recovering_ = false;
     phase_ = Phase::kBroken;
     return;
   }
   if (!WithinBudget(now)) {
     ErrorDetail detail;
     detail.reason = "RECOVERY_EXHAUSTED";
-    return GiveUp(MakeError(
-        absl::StatusCode::kAborted,
-        absl::StrCat("more than ", options_.recovery_budget, " faults within ",
-                     absl::FormatDuration(options_.recovery_window),
-                     ": the server gives up; the last one: ", status_.message()),
-        detail));
+    return GiveUp(
+        MakeError(absl::StatusCode::kAborted,
+                  absl::StrCat("more than ", options_.recovery_budget, " faults within ",
+                               absl::FormatDuration(options_.recovery_window),
+                               ": the server gives up; the last one: ", status_.message()),
+                  detail));
   }
   if (!lost_.empty()) {
     LogWarning("rank ", absl::StrJoin(lost_, ", "), " is given up; the others keep their weights");
@@ -320,11 +331,14 @@ bool GroupCore::WithinBudget(absl::Time now) {
     recent_faults_.pop_front();
   }
   recent_faults_.push_back(now);
-  return static_cast<int>(recent_faults_.size()) <= options_.recovery_budget;
+  // A worker that cannot even load will hardly do so the next time.
+  const int budget =
+      first_load_ ? std::min(kLoadBudget, options_.recovery_budget) : options_.recovery_budget;
+  return static_cast<int>(recent_faults_.size()) <= budget;
 }
 
 void GroupCore::GiveUp(const absl::Status& status) {
-  LogError(status.ToString());
+  LogError(status.message());
   CloseStreams(/*orderly=*/false);
   for (const auto& member : members_) {
     member->call = 0;
@@ -417,6 +431,15 @@ void GroupCore::ReplaceMember(int rank, absl::Time now) {
   LogInfo("rank ", rank, ": waiting for a worker at ", old->address);
 }
 
+void GroupCore::Distrust(const absl::Status& status, absl::Time now) {
+  Fault fault;
+  fault.cause = FaultCause::kBadResult;
+  fault.ranks = {0};  // whose results the engine sees
+  fault.message = std::string(status.message());
+  Break(std::move(fault), status, now);
+  Advance(now);
+}
+
 absl::Status GroupCore::Replace(int rank, absl::string_view reason, absl::Time now) {
   if (rank < 0 || rank >= world()) {
     return absl::NotFoundError(absl::StrCat("there is no rank ", rank, ": the group has ", world(),
@@ -429,8 +452,8 @@ absl::Status GroupCore::Replace(int rank, absl::string_view reason, absl::Time n
   Fault fault;
   fault.cause = FaultCause::kOperator;
   fault.ranks = {rank};
-  fault.message = absl::StrCat("rank ", rank, " is replaced on request", reason.empty() ? "" : ": ",
-                               reason);
+  fault.message =
+      absl::StrCat("rank ", rank, " is replaced on request", reason.empty() ? "" : ": ", reason);
   const absl::Status status = absl::UnavailableError(fault.message);
   Break(std::move(fault), status, now);
   Advance(now);

@@ -1,5 +1,6 @@
 #include "coordinator/group/grpc_rank_link.h"
 
+#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <set>
@@ -17,49 +18,51 @@ absl::Status ToAbsl(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-// What the link and its open calls share. A call outlives the link by the time that gRPC needs to
-// end it; its events go nowhere then.
+// What the link and its open calls share.
 class Shared {
  public:
-  Shared(std::shared_ptr<grpc::Channel> channel, int32_t link, RankEventSink sink)
-      : stub_(pb::WorkerService::NewStub(std::move(channel))),
-        link_(link),
-        sink_(std::move(sink)) {}
-
-  pb::WorkerService::Stub* stub() { return stub_.get(); }
+  Shared(int32_t link, RankEventSink sink) : link_(link), sink_(std::move(sink)) {}
 
   void Post(RankEvent event) {
     event.link = link_;
     std::lock_guard<std::mutex> lock(mu_);
     if (sink_) sink_(std::move(event));
   }
-  // The stream's own context is not among these.
+  // A call begins and ends. CancelCalls does not reach those without a context.
   void Enter(grpc::ClientContext* context) {
     std::lock_guard<std::mutex> lock(mu_);
-    contexts_.insert(context);
+    ++open_;
+    if (context != nullptr) contexts_.insert(context);
   }
   void Leave(grpc::ClientContext* context) {
     std::lock_guard<std::mutex> lock(mu_);
+    --open_;
     contexts_.erase(context);
+    changed_.notify_all();
   }
   void CancelCalls() {
     std::lock_guard<std::mutex> lock(mu_);
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
   }
   void Close() {
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      sink_ = nullptr;
-    }
-    CancelCalls();
+    std::lock_guard<std::mutex> lock(mu_);
+    sink_ = nullptr;
+  }
+  // A channel must not be destroyed by one of gRPC's threads, as it would be were it released by a
+  // call that ends.
+  void WaitForCalls() {
+    std::unique_lock<std::mutex> lock(mu_);
+    changed_.wait(lock, [this] { return open_ == 0; });
   }
 
  private:
-  const std::unique_ptr<pb::WorkerService::Stub> stub_;
   const int32_t link_;
   std::mutex mu_;
-  RankEventSink sink_;                          // guarded by mu_; null: closed
-  std::set<grpc::ClientContext*> contexts_;     // guarded by mu_
+  std::condition_variable changed_;
+  // Guarded by mu_:
+  RankEventSink sink_;  // null: closed
+  int open_ = 0;
+  std::set<grpc::ClientContext*> contexts_;
 };
 
 void SetTimeout(grpc::ClientContext* context, absl::Duration timeout) {
@@ -85,24 +88,24 @@ void StartUnary(const std::shared_ptr<Shared>& shared, uint64_t id, const Reques
   SetTimeout(&call->context, timeout);
   shared->Enter(&call->context);
   start(&call->context, &call->request, &call->response, [call, id](grpc::Status status) {
-    call->shared->Leave(&call->context);
     RankEvent event;
     event.kind = RankEvent::Kind::kAnswer;
     event.id = id;
     event.status = ToAbsl(status);
     if (status.ok()) event.payload = std::move(call->response);
     call->shared->Post(std::move(event));
+    call->shared->Leave(&call->context);
   });
 }
 
 class LoadCall : public grpc::ClientReadReactor<pb::LoadModelProgress> {
  public:
-  LoadCall(std::shared_ptr<Shared> shared, uint64_t id, const pb::LoadModelRequest& request,
-           absl::Duration timeout)
+  LoadCall(std::shared_ptr<Shared> shared, pb::WorkerService::Stub* stub, uint64_t id,
+           const pb::LoadModelRequest& request, absl::Duration timeout)
       : shared_(std::move(shared)), id_(id), request_(request) {
     SetTimeout(&context_, timeout);
     shared_->Enter(&context_);
-    shared_->stub()->async()->LoadModel(&context_, &request_, this);
+    stub->async()->LoadModel(&context_, &request_, this);
     StartRead(&progress_);
     StartCall();
   }
@@ -121,7 +124,6 @@ class LoadCall : public grpc::ClientReadReactor<pb::LoadModelProgress> {
     StartRead(&progress_);
   }
   void OnDone(const grpc::Status& status) override {
-    shared_->Leave(&context_);
     RankEvent event;
     event.kind = RankEvent::Kind::kAnswer;
     event.id = id_;
@@ -132,6 +134,7 @@ class LoadCall : public grpc::ClientReadReactor<pb::LoadModelProgress> {
       event.payload = std::move(result_);
     }
     shared_->Post(std::move(event));
+    shared_->Leave(&context_);
     delete this;
   }
 
@@ -152,9 +155,10 @@ class StepStreamCall : public grpc::ClientBidiReactor<pb::StepRequest, pb::StepR
   StepStreamCall(std::shared_ptr<Shared> shared, uint64_t id)
       : shared_(std::move(shared)), id_(id) {}
 
-  void Start() {
+  void Start(pb::WorkerService::Stub* stub) {
     self_ = shared_from_this();
-    shared_->stub()->async()->StepStream(&context_, this);
+    shared_->Enter(nullptr);
+    stub->async()->StepStream(&context_, this);
     // Writes may begin at any time until Close.
     AddHold();
     StartRead(&result_);
@@ -222,6 +226,7 @@ class StepStreamCall : public grpc::ClientBidiReactor<pb::StepRequest, pb::StepR
     event.status = ToAbsl(status);
     shared_->Post(std::move(event));
     const std::shared_ptr<StepStreamCall> self = std::move(self_);
+    shared_->Leave(nullptr);
   }
 
  private:
@@ -247,10 +252,13 @@ class StepStreamCall : public grpc::ClientBidiReactor<pb::StepRequest, pb::StepR
 class GrpcRankLink : public RankLink {
  public:
   GrpcRankLink(std::shared_ptr<grpc::Channel> channel, int32_t link, RankEventSink sink)
-      : shared_(std::make_shared<Shared>(std::move(channel), link, std::move(sink))) {}
+      : stub_(pb::WorkerService::NewStub(std::move(channel))),
+        shared_(std::make_shared<Shared>(link, std::move(sink))) {}
   ~GrpcRankLink() override {
     shared_->Close();
+    shared_->CancelCalls();
     if (stream_) stream_->Close(/*orderly=*/false);
+    shared_->WaitForCalls();
   }
 
   void Call(uint64_t id, const RankRequest& request, absl::Duration timeout) override {
@@ -261,7 +269,7 @@ class GrpcRankLink : public RankLink {
   void OpenStream(uint64_t id) override {
     stream_ = std::make_shared<StepStreamCall>(shared_, id);
     stream_id_ = id;
-    stream_->Start();
+    stream_->Start(stub_.get());
   }
   void Write(uint64_t id, const pb::StepRequest& request) override {
     if (stream_ && id == stream_id_) stream_->Write(request);
@@ -273,38 +281,39 @@ class GrpcRankLink : public RankLink {
  private:
   void Start(uint64_t id, const pb::GetInfoRequest& request, absl::Duration timeout) {
     StartUnary<pb::GetInfoResponse>(shared_, id, request, timeout, [&](auto... args) {
-      shared_->stub()->async()->GetInfo(std::move(args)...);
+      stub_->async()->GetInfo(std::move(args)...);
     });
   }
   void Start(uint64_t id, const pb::LoadModelRequest& request, absl::Duration timeout) {
-    new LoadCall(shared_, id, request, timeout);
+    new LoadCall(shared_, stub_.get(), id, request, timeout);
   }
   void Start(uint64_t id, const pb::PrepareCommRequest& request, absl::Duration timeout) {
     StartUnary<pb::PrepareCommResponse>(shared_, id, request, timeout, [&](auto... args) {
-      shared_->stub()->async()->PrepareComm(std::move(args)...);
+      stub_->async()->PrepareComm(std::move(args)...);
     });
   }
   void Start(uint64_t id, const pb::InitCommRequest& request, absl::Duration timeout) {
     StartUnary<pb::InitCommResponse>(shared_, id, request, timeout, [&](auto... args) {
-      shared_->stub()->async()->InitComm(std::move(args)...);
+      stub_->async()->InitComm(std::move(args)...);
     });
   }
   void Start(uint64_t id, const pb::ConfigureRequest& request, absl::Duration timeout) {
     StartUnary<pb::ConfigureResponse>(shared_, id, request, timeout, [&](auto... args) {
-      shared_->stub()->async()->Configure(std::move(args)...);
+      stub_->async()->Configure(std::move(args)...);
     });
   }
   void Start(uint64_t id, const pb::AbortCommRequest& request, absl::Duration timeout) {
     StartUnary<pb::AbortCommResponse>(shared_, id, request, timeout, [&](auto... args) {
-      shared_->stub()->async()->AbortComm(std::move(args)...);
+      stub_->async()->AbortComm(std::move(args)...);
     });
   }
   void Start(uint64_t id, const pb::HealthRequest& request, absl::Duration timeout) {
     StartUnary<pb::HealthResponse>(shared_, id, request, timeout, [&](auto... args) {
-      shared_->stub()->async()->Health(std::move(args)...);
+      stub_->async()->Health(std::move(args)...);
     });
   }
 
+  const std::unique_ptr<pb::WorkerService::Stub> stub_;
   const std::shared_ptr<Shared> shared_;
   std::shared_ptr<StepStreamCall> stream_;
   uint64_t stream_id_ = 0;

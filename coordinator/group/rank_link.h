@@ -18,11 +18,10 @@
 
 namespace lockstep {
 
-using RankRequest =
-    absl::variant<worker::v1::GetInfoRequest, worker::v1::LoadModelRequest,
-                  worker::v1::PrepareCommRequest, worker::v1::InitCommRequest,
-                  worker::v1::ConfigureRequest, worker::v1::AbortCommRequest,
-                  worker::v1::HealthRequest>;
+using RankRequest = absl::variant<worker::v1::GetInfoRequest, worker::v1::LoadModelRequest,
+                                  worker::v1::PrepareCommRequest, worker::v1::InitCommRequest,
+                                  worker::v1::ConfigureRequest, worker::v1::AbortCommRequest,
+                                  worker::v1::HealthRequest>;
 
 // A process of this machine that ended or was started.
 struct ProcessExit {
@@ -35,10 +34,10 @@ struct ProcessStart {
 
 struct RankEvent {
   enum class Kind {
-    kAnswer,         // a call ended: `status`, and its response in `payload` when OK
-    kProgress,       // of LoadModel: LoadModelProgress
-    kStepResult,     // StepResult
-    kStreamEnded,    // `status`: OK when the worker ended it
+    kAnswer,          // a call ended: `status`, and its response in `payload` when OK
+    kProgress,        // of LoadModel: LoadModelProgress
+    kStepResult,      // StepResult
+    kStreamEnded,     // `status`: OK when the worker ended it
     kProcessExited,   // ProcessExit
     kProcessStarted,  // ProcessStart
   };
@@ -49,8 +48,8 @@ struct RankEvent {
   absl::variant<absl::monostate, worker::v1::GetInfoResponse, worker::v1::LoadModelProgress,
                 worker::v1::LoadModelResult, worker::v1::PrepareCommResponse,
                 worker::v1::InitCommResponse, worker::v1::ConfigureResponse,
-                worker::v1::AbortCommResponse, worker::v1::HealthResponse,
-                worker::v1::StepResult, ProcessExit, ProcessStart>
+                worker::v1::AbortCommResponse, worker::v1::HealthResponse, worker::v1::StepResult,
+                ProcessExit, ProcessStart>
       payload;
 };
 

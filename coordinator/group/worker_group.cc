@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -40,7 +41,8 @@ class WorkerGroup::Impl {
  public:
   Impl(const WorkerGroupOptions& options, WorkerGroupHooks hooks)
       : options_(options), hooks_(std::move(hooks)) {
-    if (hooks_.launcher) launcher_ = hooks_.launcher([this](RankEvent event) { Post(std::move(event)); });
+    if (hooks_.launcher)
+      launcher_ = hooks_.launcher([this](RankEvent event) { Post(std::move(event)); });
     GroupCore::Hooks core_hooks;
     core_hooks.on_progress = [this](int rank, const pb::LoadModelProgress& progress) {
       if (progress_) progress_(rank, progress);
@@ -94,6 +96,7 @@ class WorkerGroup::Impl {
     absl::optional<pb::StepResult> result;
     RunUntil(deadline, [&] {
       if (!result && InEpoch()) result = core_->TakeResult(absl::Now());
+      result_taken_ = result.has_value();
       return result || (!InEpoch() && core_->phase() != GroupCore::Phase::kAborting) || woken_;
     });
     if (result) return *std::move(result);
@@ -116,12 +119,14 @@ class WorkerGroup::Impl {
                       : absl::DeadlineExceededError("the group is not whole yet");
   }
 
+  void Distrust(const absl::Status& status) { core_->Distrust(status, absl::Now()); }
   Fault last_fault() const { return core_->last_fault(); }
 
   void OnReplayed(int64_t requests, int64_t tokens_recomputed) {
     record_.requests_replayed = requests;
     record_.tokens_recomputed = tokens_recomputed;
-    record_.replay = absl::Now() - record_.detected - record_.abort - record_.replace - record_.join;
+    record_.replay =
+        absl::Now() - record_.detected - record_.abort - record_.replace - record_.join;
     record_.outcome = "recovered";
     if (hooks_.on_fault) hooks_.on_fault(record_);
   }
@@ -154,11 +159,11 @@ class WorkerGroup::Impl {
 
   // One unary call on all ranks at once.
   template <typename Response, typename Request>
-  std::vector<absl::StatusOr<Response>> CallAll(absl::string_view phase, absl::Duration timeout,
-                                                grpc::Status (pb::WorkerService::Stub::*method)(
-                                                    grpc::ClientContext*, const Request&,
-                                                    Response*),
-                                                const Request& request) {
+  std::vector<absl::StatusOr<Response>> CallAll(
+      absl::string_view phase, absl::Duration timeout,
+      grpc::Status (pb::WorkerService::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                      Response*),
+      const Request& request) {
     const View now = view();
     std::vector<absl::StatusOr<Response>> answers(
         now.members.size(), absl::StatusOr<Response>(absl::UnavailableError("not asked")));
@@ -173,10 +178,10 @@ class WorkerGroup::Impl {
       if (status.ok()) {
         answers[rank] = std::move(response);
       } else {
-        answers[rank] = absl::Status(
-            ToAbsl(status).code(), absl::StrCat("rank ", rank, " (", address, "), ", phase, ": ",
-                                                absl::StatusCodeToString(ToAbsl(status).code()),
-                                                ": ", status.error_message()));
+        answers[rank] = absl::Status(ToAbsl(status).code(),
+                                     absl::StrCat("rank ", rank, " (", address, "), ", phase, ": ",
+                                                  absl::StatusCodeToString(ToAbsl(status).code()),
+                                                  ": ", status.error_message()));
       }
     };
     std::vector<std::thread> threads;
@@ -261,7 +266,18 @@ class WorkerGroup::Impl {
         finished = finished || woken_;
       }
       const absl::Time now = absl::Now();
-      for (RankEvent& event : events) core_->OnEvent(std::move(event), now);
+      while (!events.empty() && !(finished && result_taken_)) {
+        core_->OnEvent(std::move(events.front()), now);
+        events.pop_front();
+        // What was agreed on before a fault is taken before the fault is.
+        finished = done() || finished;
+      }
+      result_taken_ = false;
+      if (!events.empty()) {
+        std::lock_guard<std::mutex> lock(mu_);
+        events_.insert(events_.begin(), std::make_move_iterator(events.begin()),
+                       std::make_move_iterator(events.end()));
+      }
       if (replace) {
         const absl::Status status = core_->Replace(replace->rank, replace->reason, now);
         std::lock_guard<std::mutex> lock(mu_);
@@ -314,6 +330,7 @@ class WorkerGroup::Impl {
   // Of the group's thread. Destroyed before the queue that they post to.
   ProgressFn progress_;
   uint64_t epoch_ = 0;  // that the caller knows of
+  bool result_taken_ = false;
   FaultRecord record_;
   GroupCore::Phase published_ = GroupCore::Phase::kIdle;
   absl::Time next_view_ = absl::InfinitePast();
@@ -342,6 +359,7 @@ void WorkerGroup::Wake() { impl_->Wake(); }
 absl::StatusOr<StepEpoch> WorkerGroup::AwaitEpoch(absl::Time deadline) {
   return impl_->AwaitEpoch(deadline);
 }
+void WorkerGroup::Distrust(const absl::Status& status) { impl_->Distrust(status); }
 Fault WorkerGroup::last_fault() const { return impl_->last_fault(); }
 void WorkerGroup::OnReplayed(int64_t requests, int64_t tokens_recomputed) {
   impl_->OnReplayed(requests, tokens_recomputed);

@@ -58,11 +58,12 @@ class WorkerGroup : public StepTransport {
   absl::StatusOr<worker::v1::StepResult> Receive(absl::Time deadline) override;
   void Wake() override;
   absl::StatusOr<StepEpoch> AwaitEpoch(absl::Time deadline) override;
+  void Distrust(const absl::Status& status) override;
   Fault last_fault() const override;
   void OnReplayed(int64_t requests, int64_t tokens_recomputed) override;
 
-  // Gives up the process of a rank, as after a fault. Returns once that has begun, or why it cannot.
-  // NOT_FOUND: no such rank. FAILED_PRECONDITION: the group is not running.
+  // Gives up the process of a rank, as after a fault. Returns once that has begun, or why it
+  // cannot. NOT_FOUND: no such rank. FAILED_PRECONDITION: the group is not running.
   absl::Status Replace(int rank, const std::string& reason);
 
   // What is known of the group, without asking anybody. Thread safe.

@@ -61,6 +61,7 @@ worker::v1::ConfigureRequest OneSequence(int64_t blocks, int64_t step_tokens, in
 struct Group {
   std::unique_ptr<LocalWorkers> workers;
   std::unique_ptr<WorkerGroup> group;
+  StepEpoch epoch;
 };
 
 absl::StatusOr<Group> StartGroup(const Flags& flags, bool w8a8,
@@ -76,7 +77,7 @@ absl::StatusOr<Group> StartGroup(const Flags& flags, bool w8a8,
       w8a8 ? worker::v1::ACTIVATION_QUANT_CHECKPOINT : worker::v1::ACTIVATION_QUANT_NONE;
   g.group = std::make_unique<WorkerGroup>(options);
   RETURN_IF_ERROR(g.group->Load(1, nullptr).status());
-  RETURN_IF_ERROR(g.group->Join(1, 1, limits));
+  ASSIGN_OR_RETURN(g.epoch, g.group->Join(1, limits));
   return g;
 }
 
@@ -142,7 +143,7 @@ void PrintJson(const std::string& set, const GoldenReport& report) {
 absl::StatusOr<bool> EvalSet(const Flags& flags, const Checkpoint& golden, const GoldenSet& set) {
   ASSIGN_OR_RETURN(Group g, StartGroup(flags, set.name == "w8a8", OneSequence(16, 512, 8)));
   ASSIGN_OR_RETURN(const bool routed, IsRouted(flags.model));
-  StepDriver driver(g.group.get(), 1, 1);
+  StepDriver driver(g.group.get(), g.epoch);
   ASSIGN_OR_RETURN(const GoldenReport report,
                    EvalGolden(golden, set, BoundsOf(set.name, flags.activations == "f32", routed),
                               &driver, g.group.get()));
@@ -193,7 +194,7 @@ absl::StatusOr<bool> Perplexity(const Flags& flags) {
   const int64_t blocks = static_cast<int64_t>(ids.size()) / 64 + 1;
   ASSIGN_OR_RETURN(
       Group g, StartGroup(flags, false, OneSequence(blocks, kPerplexityChunk, kPerplexityChunk)));
-  StepDriver driver(g.group.get(), 1, 1);
+  StepDriver driver(g.group.get(), g.epoch);
   ASSIGN_OR_RETURN(const double perplexity, EvalPerplexity(ids, kPerplexityChunk, &driver));
   g.group->Shutdown();
   const double error = flags.expected > 0 ? std::fabs(perplexity / flags.expected - 1) : 0;

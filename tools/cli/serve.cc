@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
@@ -40,9 +41,11 @@ int Run(const Flags& flags) {
     return kExitFailed;
   }
   options->workers = (*workers)->addresses();
-  ServeLoopOptions loop = flags.serving.Loop();
-  loop.check = [&workers]() { return (*workers)->Check(); };
-  return RunServer(*options, loop);
+  options->group.spares = (*workers)->spares();
+  options->launcher = [&workers](RankEventSink sink) {
+    return (*workers)->MakeLauncher(std::move(sink));
+  };
+  return RunServer(*options, flags.serving.Loop());
 }
 
 }  // namespace
@@ -55,6 +58,10 @@ void AddServe(CLI::App* app, int* exit_code) {
   verb->add_option("--tp,--tensor-parallel-size", flags->workers.count,
                    "Workers to cut the model over: 1, 2, 4, ... as the model allows")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--spare-workers", flags->workers.spares,
+                   "More workers, which wait to take the place of any that is lost")
+      ->check(CLI::Range(0, 64))
       ->capture_default_str();
   AddDeviceFlag(verb, &flags->workers);
   verb->add_option("--worker-threads", flags->workers.threads,

@@ -17,8 +17,8 @@ constexpr int64_t kBlock = 64;  // positions per KV block, as in kernels/batch/f
 
 worker::v1::StepRequest StepDriver::Number(const worker::v1::StepPlan& plan) {
   worker::v1::StepRequest request;
-  request.set_term(term_);
-  request.set_epoch(epoch_);
+  request.set_term(epoch_.term);
+  request.set_epoch(epoch_.epoch);
   request.set_step_id(++step_id_);
   std::string bytes = plan.SerializeAsString();
   digest_ = Fold64(digest_, HashBytes(bytes));

@@ -13,8 +13,8 @@ namespace lockstep {
 
 class StepDriver {
  public:
-  StepDriver(StepTransport* transport, uint64_t term, uint64_t epoch)
-      : transport_(transport), term_(term), epoch_(epoch) {}
+  StepDriver(StepTransport* transport, const StepEpoch& epoch)
+      : transport_(transport), epoch_(epoch) {}
 
   // The next request for `plan`; advances the numbering.
   worker::v1::StepRequest Number(const worker::v1::StepPlan& plan);
@@ -35,7 +35,7 @@ class StepDriver {
   absl::StatusOr<Rows> RunEntry(worker::v1::SequenceEntry entry);
 
   StepTransport* transport_;
-  const uint64_t term_, epoch_;
+  const StepEpoch epoch_;
   uint64_t step_id_ = 0;
   uint64_t digest_ = 0;
   uint64_t generation_ = 0;

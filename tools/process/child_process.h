@@ -43,6 +43,8 @@ class ChildProcess {
   bool Wait(absl::Duration timeout);
   // Exit code, or 128 + signal number. Only after the end.
   int exit_code() const { return exit_code_; }
+  // That ended it; 0: none did.
+  int signal() const { return signal_; }
   // "exit code 1", "signal 9 (Killed)", "running".
   std::string Outcome() const;
 
