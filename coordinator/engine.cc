@@ -61,7 +61,10 @@ class Engine::Impl {
     {
       std::lock_guard<std::mutex> lock(mu_);
       absl::Status status = Admissible(spec);
-      if (!status.ok()) return status;
+      if (!status.ok()) {
+        if (options_.observer != nullptr) options_.observer->OnRejected(ReasonOrCode(status));
+        return status;
+      }
       Record record;
       record.body_digest = spec.body_digest;
       record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());

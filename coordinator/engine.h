@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "coordinator/engine_observer.h"
 #include "coordinator/generation.h"
 #include "coordinator/step_transport.h"
 
@@ -33,8 +34,9 @@ struct EngineOptions {
   int64_t max_queued_tokens = 1 << 22;
   int32_t steps_in_flight = 2;  // 1 or 2
   bool prefix_cache = true;
-  std::string model_name;      // told to clients in Accepted
-  std::string server_version;  // likewise
+  std::string model_name;              // told to clients in Accepted
+  std::string server_version;          // likewise
+  EngineObserver* observer = nullptr;  // outlives the engine; nullptr: nobody
   // Injected by tests: tokens of the next chunk of a prompt, given (position, remaining, budget);
   // any value in [1, min(remaining, budget)]. Empty: as many as the budget allows.
   std::function<int64_t(int64_t position, int64_t remaining, int64_t budget)> chunk_policy;
@@ -48,6 +50,8 @@ struct EngineOptions {
 struct EngineStats {
   int64_t requests_running = 0, requests_queued = 0;
   int64_t kv_blocks_total = 0, kv_blocks_free = 0, kv_blocks_cached = 0, kv_blocks_active = 0;
+  // Of the active ones: held, but by no sequence. Not 0 is a leak.
+  int64_t kv_blocks_pinned_without_owner = 0;
   int64_t slots_total = 0, slots_free = 0;
   int64_t snapshots_total = 0, snapshots_used = 0;
   // "steps", "step_micros_total" (rank 0, of steps that have answered), "tokens_generated",

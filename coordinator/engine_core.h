@@ -16,13 +16,12 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "coordinator/engine.h"
+#include "coordinator/engine_observer.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/scheduler.h"
 #include "coordinator/sequence_state.h"
 
 namespace lockstep {
-
-enum class RequestEnd { kFinished, kFailed, kCancelled };
 
 class EngineCore {
  public:
@@ -137,6 +136,9 @@ class EngineCore {
   // Its step has reported, or never will.
   void Unpin(const EntryInFlight& entry);
 
+  // Blocks that are held, but are in no sequence's table.
+  int64_t PinnedWithoutOwner() const;
+
   // ---- ends ----
   void Retire(SequenceState* sequence);
   void ReleasePlace(SequenceState* sequence);
@@ -147,6 +149,7 @@ class EngineCore {
   const EngineOptions options_;
   const Tokenizer* const tokenizer_;
   const Hooks hooks_;
+  EngineObserver* const observer_;  // never nullptr
 
   uint64_t term_ = 0;
   uint64_t epoch_ = 0;
