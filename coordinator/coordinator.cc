@@ -91,8 +91,7 @@ class Coordinator::Impl : public ServingBackend {
   ~Impl() override { Stop(); }
 
   absl::Status Listen() {
-    ASSIGN_OR_RETURN(server_,
-                     PublicServer::Start(absl::StrCat(options_.host, ":", options_.port), this));
+    ASSIGN_OR_RETURN(server_, PublicServer::Start(options_.listen, this));
     for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
       server_->SetHealth(absl::StrCat("worker/", rank), false);
     }

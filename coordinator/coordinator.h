@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/capacity.h"
+#include "coordinator/edge_options.h"
 #include "coordinator/engine.h"
 #include "coordinator/step_transport.h"
 #include "coordinator/worker_group.h"
@@ -28,6 +29,7 @@ struct CoordinatorOptions {
   std::vector<std::string> workers;  // gRPC targets, rank order; their number is the TP size
   std::string host = "127.0.0.1";
   int port = 50051;  // 0: any free one
+  EdgeOptions edges;
   worker::v1::ActivationDType activation_dtype = worker::v1::ACTIVATION_BF16;
   worker::v1::ActivationQuant activation_quant = worker::v1::ACTIVATION_QUANT_NONE;
   CapacityRequest capacity;
@@ -46,6 +48,8 @@ class Coordinator {
   ~Coordinator();
 
   int port() const;
+  // What clients call: "host:port" or "unix:/path".
+  std::string address() const;
 
   // Loads the model on every rank and makes the server ready; prints progress each 5 s. Once. After
   // a failure the server goes on answering, with the cause.

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +19,20 @@
 namespace lockstep {
 
 class Tokenizer;
+
+// A request that has not ended, for operators: no prompt, no text.
+struct RequestInfo {
+  std::string request_id;
+  bool scheduled = false;  // else it waits for its first step
+  absl::Duration age;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;     // of output 0
+  int64_t generated_tokens = 0;  // of all outputs
+  int32_t outputs = 1;
+  int32_t priority = 0;
+  int32_t preemptions = 0;  // of all outputs
+  absl::Time deadline = absl::InfiniteFuture();
+};
 
 // Limits and policies; filled from flags.
 struct EngineOptions {
@@ -74,8 +89,9 @@ class Engine {
   void Start(uint64_t term, uint64_t epoch);
 
   // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED,
-  // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL, UNAVAILABLE DRAINING or
-  // ENGINE_FAILED. After OK the sink gets Accepted first. The sink is released after OnDone.
+  // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL or DEADLINE_UNMEETABLE,
+  // UNAVAILABLE DRAINING or ENGINE_FAILED. After OK the sink gets Accepted first. The sink is
+  // released after OnDone.
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink);
 
   // Ends a request with `status`. Idempotent. A finished request is remembered for a while.
@@ -93,6 +109,17 @@ class Engine {
   absl::Status Ready() const;
 
   EngineStats stats() const;
+
+  // When the step loop came round last: later than a few seconds ago unless it hangs. InfinitePast
+  // before Start.
+  absl::Time LastTick() const;
+
+  // Questions to the engine's thread, asked between two steps; oldest request first. UNAVAILABLE
+  // ENGINE_BUSY when it does not come round in time.
+  absl::StatusOr<std::vector<RequestInfo>> ListRequests();
+  // Forgets every cached prefix; what sequences hold stays theirs. The number of idle blocks that
+  // became free.
+  absl::StatusOr<int64_t> ResetPrefixCache();
 
   // Ends everything that runs with `status` and joins the thread.
   void Stop(const absl::Status& status);

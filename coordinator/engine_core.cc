@@ -611,6 +611,35 @@ void EngineCore::ExpireDeadlines(absl::Time now) {
   Reap();
 }
 
+std::vector<RequestInfo> EngineCore::ListRequests() const {
+  std::vector<RequestInfo> list;
+  for (const auto& item : requests_) {
+    const RequestState& request = *item.second;
+    if (request.ended) continue;
+    RequestInfo info;
+    info.request_id = request.spec.request_id;
+    info.scheduled = request.scheduled;
+    info.age = Now() - request.submitted;
+    info.prompt_tokens = request.prompt_length();
+    info.cached_tokens = request.outputs[0]->cached_tokens;
+    info.outputs = request.spec.n;
+    info.priority = request.spec.priority;
+    info.deadline = request.spec.deadline;
+    for (const auto& s : request.outputs) {
+      info.generated_tokens += static_cast<int64_t>(s->output_ids.size());
+      info.preemptions += s->preemptions;
+    }
+    list.push_back(std::move(info));
+  }
+  return list;
+}
+
+int64_t EngineCore::ResetPrefixCache() {
+  const int64_t before = cache_.blocks().num_idle();
+  cache_.ForgetAll();
+  return before - cache_.blocks().num_idle();
+}
+
 int64_t EngineCore::PinnedWithoutOwner() const {
   std::vector<const std::vector<int32_t>*> tables;
   for (const auto& item : requests_) {

@@ -84,6 +84,10 @@ class EngineCore {
   int32_t steps_in_flight() const { return static_cast<int32_t>(in_flight_.size()); }
   int64_t active_requests() const { return static_cast<int64_t>(by_id_.size()); }
   State state() const;
+  // Oldest first.
+  std::vector<RequestInfo> ListRequests() const;
+  // The idle blocks that became free.
+  int64_t ResetPrefixCache();
   absl::Time Now() const;
 
  private:

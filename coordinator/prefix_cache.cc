@@ -120,6 +120,10 @@ void PrefixCache::ForgetBlocks(const std::vector<int32_t>& table) {
   }
 }
 
+void PrefixCache::ForgetAll() {
+  while (!entries_.empty()) Forget(uint64_t{entries_.begin()->first});
+}
+
 PrefixCache::Snapshot& PrefixCache::snapshot(int32_t id) {
   CHECK(id >= 0 && id < num_snapshots()) << "snapshot " << id << " of " << num_snapshots();
   return snapshots_[static_cast<size_t>(id)];

@@ -12,13 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "security/grpc_log.h"
 
 namespace lockstep {
 namespace {
-
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "[::1]" || host == "::1" || host.rfind("127.", 0) == 0;
-}
 
 // A port of 1 to 65535 in decimal.
 bool IsPort(absl::string_view text) {
@@ -51,9 +49,7 @@ void ServingFlags::AddTo(CLI::App* app) {
   app->add_option("--port", port_, "Port to listen on; 0 takes any free one")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
-  app->add_flag("--insecure-listen", insecure_listen_,
-                "Allow a --host that other machines can reach: the port has no encryption and no "
-                "authentication");
+  edges_.AddTo(app);
   app->add_option("--address-file", address_file_,
                   "Write host:port to this file once the server listens");
   app->add_option("--max-model-len", capacity_.max_model_len,
@@ -94,6 +90,9 @@ void ServingFlags::AddTo(CLI::App* app) {
   app->add_option("--connect-timeout", connect_timeout_s_, "Seconds to wait for the workers")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app->add_option("--log-format", log_format_, "Log lines as text or as JSON objects")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   app->add_option("--log-level", log_level_, "Least severity of log lines on stderr")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
@@ -104,6 +103,7 @@ void ServingFlags::AddWorkersTo(CLI::App* app) {
                   "Addresses of the workers in rank order: host:port or unix:path")
       ->delimiter(',')
       ->required();
+  edges_.AddWorkerTlsTo(app);
 }
 
 absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
@@ -114,12 +114,7 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
                      "\" is no address of a worker; give host:port with a port of 1 to 65535, "
                      "[IPv6 address]:port or unix:path"));
   }
-  if (!IsLoopback(host_) && !insecure_listen_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--host ", host_,
-                     " can be reached by other machines without encryption or authentication; say "
-                     "--insecure-listen if that is meant"));
-  }
+  ASSIGN_OR_RETURN(EdgeOptions edges, edges_.Options(host_));
   if (!std::isfinite(shutdown_timeout_s_) || !std::isfinite(connect_timeout_s_)) {
     return absl::InvalidArgumentError("--shutdown-timeout and --connect-timeout must be finite");
   }
@@ -147,6 +142,7 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   }
   options.host = host_;
   options.port = port_;
+  options.edges = std::move(edges);
   options.activation_dtype =
       activations_ == "f32" ? worker::v1::ACTIVATION_F32 : worker::v1::ACTIVATION_BF16;
   options.activation_quant = activation_quant_ == "checkpoint"
@@ -168,10 +164,13 @@ ServeLoopOptions ServingFlags::Loop() const {
   return options;
 }
 
-void ApplyLogLevel(const std::string& level) {
-  SetLogLevel(level == "error"     ? Severity::kError
-              : level == "warning" ? Severity::kWarning
-                                   : Severity::kInfo);
+void ServingFlags::ApplyToLog() const {
+  SetLogLevel(log_level_ == "error"     ? Severity::kError
+              : log_level_ == "warning" ? Severity::kWarning
+                                        : Severity::kInfo);
+  SetLogFormat(log_format_ == "json" ? LogFormat::kJson : LogFormat::kText);
+  SetLogRole("coordinator");
+  SendGrpcLogsToOurs();
 }
 
 }  // namespace lockstep

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/serve_loop.h"
 #include "coordinator/serving_flags.h"
-#include "kernels/base/log.h"
 #include "tools/cli/common.h"
 #include "tools/cli/local_workers.h"
 
@@ -25,8 +24,7 @@ struct Flags {
 
 int Run(const Flags& flags) {
   BlockStopSignals();
-  ApplyLogLevel(flags.serving.log_level());
-  SetLogRole("coordinator");
+  flags.serving.ApplyToLog();
   auto options = flags.serving.Coordinator();
   if (!options.ok()) {
     Talk(absl::StrCat("error: ", options.status().message()));
