@@ -14,8 +14,13 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "coordinator/admin_backend.h"
+#include "coordinator/admin_server.h"
 #include "coordinator/errors.h"
+#include "coordinator/listener.h"
 #include "coordinator/load_progress.h"
+#include "coordinator/metrics/metrics.h"
+#include "coordinator/model_service.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/public_server.h"
 #include "coordinator/served_model.h"
@@ -24,6 +29,7 @@
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/version.h"
+#include "security/tls.h"
 
 namespace lockstep {
 namespace {
@@ -82,7 +88,7 @@ absl::Status CheckSameModel(const std::vector<LoadModelResult>& results,
 
 }  // namespace
 
-class Coordinator::Impl : public ServingBackend {
+class Coordinator::Impl : public ServingBackend, public AdminBackend {
  public:
   explicit Impl(const CoordinatorOptions& options)
       : options_(options),
@@ -91,7 +97,28 @@ class Coordinator::Impl : public ServingBackend {
   ~Impl() override { Stop(); }
 
   absl::Status Listen() {
-    ASSIGN_OR_RETURN(server_, PublicServer::Start(options_.listen, this));
+    const EdgeOptions& edges = options_.edges;
+    ASSIGN_OR_RETURN(worker_credentials_, MakeChannelCredentials(edges.worker_tls, "--worker-tls"));
+    ListenOptions listen;
+    listen.max_message_bytes = kPublicMessageBytes;
+    listen.tls = edges.tls;
+    listen.address = absl::StrCat(options_.host, ":", options_.port);
+    listen.token_file = edges.token_file;
+    if (!edges.unix_socket.empty()) {
+      listen.address = absl::StrCat("unix:", edges.unix_socket);
+      listen.address_flag = "--unix-socket";
+    }
+    ASSIGN_OR_RETURN(server_, PublicServer::Start(listen, this));
+    if (edges.admin_port >= 0) {
+      listen.address = absl::StrCat(edges.admin_host, ":", edges.admin_port);
+      listen.address_flag = "--admin-host and --admin-port";
+      listen.token_file = edges.admin_token_file;
+      listen.token_flag = "--admin-token-file";
+      ASSIGN_OR_RETURN(admin_, AdminServer::Start(listen, this));
+    }
+    if (edges.metrics_port >= 0) {
+      RETURN_IF_ERROR(metrics_.Listen(edges.metrics_host, edges.metrics_port));
+    }
     for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
       server_->SetHealth(absl::StrCat("worker/", rank), false);
     }
@@ -99,7 +126,9 @@ class Coordinator::Impl : public ServingBackend {
   }
 
   absl::Status Load() {
+    const absl::Time start = absl::Now();
     absl::Status status = LoadSteps();
+    if (status.ok()) metrics_.OnLoad(absl::Now() - start);
     if (!status.ok()) {
       absl::MutexLock lock(&mutex_);
       failure_ = status;
@@ -114,9 +143,8 @@ class Coordinator::Impl : public ServingBackend {
   }
 
   void Drain() {
-    draining_ = true;
-    server_->SetReady(false);
-    if (Engine* engine = EngineOrNull()) engine->Drain();
+    ending_ = true;
+    SetDraining(true);
   }
 
   bool Idle() const {
@@ -139,6 +167,8 @@ class Coordinator::Impl : public ServingBackend {
 
   void EndCalls() {
     if (server_ != nullptr) server_->Shutdown(absl::Now() + kLastWrites);
+    if (admin_ != nullptr) admin_->Shutdown(absl::Now() + kLastWrites);
+    metrics_.Shutdown();
   }
 
   std::string Describe() const {
@@ -146,24 +176,24 @@ class Coordinator::Impl : public ServingBackend {
     if (!model.ok()) return std::string(model.status().message());
     const ServedModel& m = **model;
     const int64_t concurrent = m.kv_capacity_tokens / std::max<int64_t>(m.max_context, 1);
-    return absl::StrCat("lockstep ", kVersion, " is ready\n",  //
-                        "  model         ", m.name, "  (", options_.model_path, ")\n",
-                        "  architecture  ", m.architecture, "\n",  //
-                        "  weights       ", m.quantization, "\n",  //
-                        "  digest        ", absl::StrFormat("%016x", m.checkpoint_digest), "\n",
-                        "  activations   ", m.activation_dtype, ", quantization ",
-                        m.activation_quant, "\n", "  ranks         ", m.tensor_parallel, "  (",
-                        absl::StrJoin(options_.workers, ", "), ")\n", "  context       ",
-                        m.max_context, " tokens, prompt plus output\n", "  KV cache      ",
-                        m.kv_capacity_tokens, " tokens, ", concurrent, " requests of full length, ",
-                        capacity_.kv_bytes >> 20, " MiB per rank\n", "  batch         ",
-                        capacity_.slots, " sequences, ", capacity_.max_batch_tokens,
-                        " tokens a step, ", capacity_.snapshots, " snapshots\n", "  text          ",
-                        m.tokenizer == nullptr ? "no tokenizer: token ids only"
-                        : m.has_chat_template  ? "text and chat"
-                                               : "text",
-                        "\n",  //
-                        "  listening on  ", options_.host, ":", server_->port(), "\n");
+    return absl::StrCat(
+        "lockstep ", kVersion, " is ready\n",  //
+        "  model         ", m.name, "  (", options_.model_path, ")\n", "  architecture  ",
+        m.architecture, "\n",                      //
+        "  weights       ", m.quantization, "\n",  //
+        "  digest        ", absl::StrFormat("%016x", m.checkpoint_digest), "\n", "  activations   ",
+        m.activation_dtype, ", quantization ", m.activation_quant, "\n", "  ranks         ",
+        m.tensor_parallel, "  (", absl::StrJoin(options_.workers, ", "), ")\n", "  context       ",
+        m.max_context, " tokens, prompt plus output\n", "  KV cache      ", m.kv_capacity_tokens,
+        " tokens, ", concurrent, " requests of full length, ", capacity_.kv_bytes >> 20,
+        " MiB per rank\n", "  batch         ", capacity_.slots, " sequences, ",
+        capacity_.max_batch_tokens, " tokens a step, ", capacity_.snapshots, " snapshots\n",
+        "  text          ",
+        m.tokenizer == nullptr ? "no tokenizer: token ids only"
+        : m.has_chat_template  ? "text and chat"
+                               : "text",
+        "\n",  //
+        "  listening on  ", address(), Guards(options_.edges.token_file), "\n", DescribeEdges());
   }
 
   // ServingBackend.
@@ -208,14 +238,84 @@ class Coordinator::Impl : public ServingBackend {
   }
   ServerStatus Status() const override;
 
+  // AdminBackend, as far as it is not the same.
+  admin::v1::GetServerInfoResponse ServerInfo() const override;
+  absl::Status DrainRequests() override {
+    SetDraining(true);
+    return absl::OkStatus();
+  }
+  absl::Status UndrainRequests() override {
+    if (ending_) {
+      return WithReason(absl::StatusCode::kFailedPrecondition,
+                        "the server is about to end: start a new one", "WRONG_STATE");
+    }
+    SetDraining(false);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<RequestInfo>> ListRequests() override {
+    RETURN_IF_ERROR(Model().status());
+    return EngineOrNull()->ListRequests();
+  }
+  absl::StatusOr<int64_t> ResetPrefixCache() override {
+    RETURN_IF_ERROR(Model().status());
+    return EngineOrNull()->ResetPrefixCache();
+  }
+  std::vector<admin::v1::FaultRecord> Faults() const override { return {}; }
+  absl::Status ReplaceWorker(int rank, const std::string&) override {
+    return WithReason(absl::StatusCode::kUnimplemented,
+                      absl::StrCat("the worker of rank ", rank,
+                                   " cannot be replaced while the server runs: restart it"),
+                      "FEATURE_UNSUPPORTED");
+  }
+
   Engine* EngineOrNull() const {
     absl::MutexLock lock(&mutex_);
     return engine_.get();
   }
   WorkerGroup* group() const { return group_.get(); }
   int port() const { return server_->port(); }
+  int admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
+  int metrics_port() const { return metrics_.port(); }
+  std::string address() const {
+    const std::string& socket = options_.edges.unix_socket;
+    return socket.empty() ? absl::StrCat(options_.host, ":", server_->port())
+                          : absl::StrCat("unix:", socket);
+  }
 
  private:
+  void SetDraining(bool draining) {
+    draining_ = draining;
+    if (Engine* engine = EngineOrNull()) draining ? engine->Drain() : engine->Undrain();
+    server_->SetReady(Ready().ok());
+  }
+  // How a port with this token file is guarded, for people.
+  std::string Guards(const std::string& token_file) const {
+    const TlsFiles& tls = options_.edges.tls;
+    return absl::StrCat("  (",
+                        !tls.any()       ? "plaintext"
+                        : tls.ca.empty() ? "TLS"
+                                         : "mutual TLS",
+                        token_file.empty() ? "" : ", tokens", ")");
+  }
+  std::string DescribeEdges() const {
+    const EdgeOptions& edges = options_.edges;
+    std::string text;
+    if (admin_ != nullptr) {
+      absl::StrAppend(&text, "  admin         ", edges.admin_host, ":", admin_->port(),
+                      Guards(edges.admin_token_file), "\n");
+    }
+    if (metrics_.port() > 0) {
+      absl::StrAppend(&text, "  metrics       http://", edges.metrics_host, ":", metrics_.port(),
+                      "/metrics\n");
+    }
+    return text;
+  }
+  MetricsSample Sample() const;
+  // The process answers, and its step loop came round recently.
+  bool Alive() const {
+    Engine* engine = EngineOrNull();
+    return engine == nullptr || absl::Now() - engine->LastTick() <= options_.liveness_bound;
+  }
   std::string ServedName() const {
     return options_.served_model_name.empty() ? LastPart(options_.model_path)
                                               : options_.served_model_name;
@@ -243,13 +343,17 @@ class Coordinator::Impl : public ServingBackend {
   // Bumped with every start of a coordinator: the clock is later than that of any before.
   const uint64_t term_ = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
   LoadProgress progress_;
+  std::shared_ptr<grpc::ChannelCredentials> worker_credentials_;
+  Metrics metrics_{[this]() { return Sample(); }};
   std::unique_ptr<PublicServer> server_;
+  std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<WorkerGroup> group_;
   std::unique_ptr<StepTransport> wrapped_;  // around group_, when the options ask for it
   Capacity capacity_;
   std::atomic<uint64_t> epoch_{0};
   std::thread monitor_;
   std::atomic<bool> draining_{false};
+  std::atomic<bool> ending_{false};  // drains for good
   std::atomic<bool> stopped_{false};
 
   mutable absl::Mutex mutex_;
@@ -275,6 +379,7 @@ absl::Status Coordinator::Impl::Join(const std::vector<LoadModelResult>& results
   uint64_t epoch = 0;
   for (const LoadModelResult& result : results) epoch = std::max(epoch, result.identity().epoch());
   epoch_ = epoch + 1;
+  SetLogEpoch(epoch_);
   worker::v1::ConfigureRequest limits;
   limits.set_term(term_);
   limits.set_epoch(epoch_);
@@ -329,6 +434,7 @@ absl::Status Coordinator::Impl::LoadSteps() {
   group_options.activation_dtype = options_.activation_dtype;
   group_options.activation_quant = options_.activation_quant;
   group_options.connect_timeout = options_.connect_timeout;
+  group_options.credentials = worker_credentials_;
   group_ = std::make_unique<WorkerGroup>(group_options);
   ASSIGN_OR_RETURN(const std::vector<LoadModelResult> results,
                    group_->Load(term_, [this](int rank, const auto& progress) {
@@ -348,6 +454,7 @@ absl::Status Coordinator::Impl::LoadSteps() {
   EngineOptions engine_options = options_.engine;
   engine_options.model_name = ServedName();
   engine_options.server_version = kVersion;
+  engine_options.observer = &metrics_;
   engine_options.max_context = capacity_.max_context;
   engine_options.kv_blocks = capacity_.kv_blocks;
   engine_options.slots = capacity_.slots;
@@ -379,8 +486,14 @@ absl::Status Coordinator::Impl::LoadSteps() {
 void Coordinator::Impl::Monitor() {
   absl::Time next_check = absl::Now() + kWorkerHealthPeriod;
   bool ready = true;
+  bool alive = true;
   while (!stopped_) {
     absl::SleepFor(kReadinessPeriod);
+    if (Alive() != alive) {
+      alive = !alive;
+      server_->SetHealth("liveness", alive);
+      LogWarning("the step loop ", alive ? "goes on" : "has stopped");
+    }
     const bool now_ready = Ready().ok();
     if (now_ready != ready) {
       server_->SetReady(now_ready);
@@ -469,10 +582,18 @@ ServerStatus Coordinator::Impl::Status() const {
         worker->set_resident_bytes(loaded_[rank].resident_bytes());
       }
       worker->set_state("UNKNOWN");
+      worker->set_lease_age_ms(-1);
       if (rank < worker_health_.size()) {
         const WorkerHealth& health = worker_health_[rank];
-        if (absl::Now() - health.answered <= kWorkerLease) {
+        const absl::Time now = absl::Now();
+        if (now - health.answered <= kWorkerLease) {
           worker->set_state(worker::v1::WorkerState_Name(health.last.state()));
+        }
+        const absl::Status lease = LeaseOf(rank, health, now);
+        worker->set_up(lease.ok());
+        worker->set_state_detail(std::string(lease.message()));
+        if (health.answered > absl::InfinitePast()) {
+          worker->set_lease_age_ms(absl::ToInt64Milliseconds(now - health.answered));
         }
         worker->set_last_step(health.last.last_step());
       }
@@ -493,6 +614,50 @@ ServerStatus Coordinator::Impl::Status() const {
   return status;
 }
 
+admin::v1::GetServerInfoResponse Coordinator::Impl::ServerInfo() const {
+  admin::v1::GetServerInfoResponse info;
+  const ServerStatus status = Status();
+  info.set_version(status.version());
+  info.set_term(status.term());
+  info.set_epoch(status.epoch());
+  info.set_uptime_seconds(status.uptime_seconds());
+  info.set_state(status.state());
+  info.set_state_detail(status.state_detail());
+  info.set_address(address());
+  info.set_metrics_port(metrics_.port());
+  info.mutable_flags()->insert(options_.edges.flags.begin(), options_.edges.flags.end());
+  admin::v1::Limits* limits = info.mutable_limits();
+  limits->set_max_public_message_bytes(kPublicMessageBytes);
+  limits->set_max_worker_message_bytes(WorkerGroupOptions().max_message_bytes);
+  limits->set_max_queued_requests(options_.engine.max_queued_requests);
+  limits->set_max_queued_tokens(options_.engine.max_queued_tokens);
+  if (const auto model = Model(); model.ok()) {
+    limits->set_max_context((*model)->max_context);
+    limits->set_max_batch_sequences(capacity_.slots);
+    limits->set_max_batch_tokens(capacity_.max_batch_tokens);
+    limits->set_kv_capacity_tokens((*model)->kv_capacity_tokens);
+  }
+  return info;
+}
+
+MetricsSample Coordinator::Impl::Sample() const {
+  MetricsSample sample;
+  sample.epoch = epoch_;
+  if (Engine* engine = EngineOrNull()) sample.engine = engine->stats();
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = absl::Now();
+  for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
+    MetricsSample::Rank one;
+    one.load_progress = progress_.FractionOf(static_cast<int>(rank));
+    if (rank < worker_health_.size()) {
+      one.up = LeaseOf(rank, worker_health_[rank], now).ok();
+      one.lease_age = now - worker_health_[rank].answered;
+    }
+    sample.ranks.push_back(one);
+  }
+  return sample;
+}
+
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const CoordinatorOptions& options) {
   auto impl = std::make_unique<Impl>(options);
   RETURN_IF_ERROR(impl->Listen());
@@ -502,6 +667,9 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const Coordinato
 Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Coordinator::~Coordinator() = default;
 int Coordinator::port() const { return impl_->port(); }
+std::string Coordinator::address() const { return impl_->address(); }
+int Coordinator::admin_port() const { return impl_->admin_port(); }
+int Coordinator::metrics_port() const { return impl_->metrics_port(); }
 absl::Status Coordinator::Load() { return impl_->Load(); }
 absl::Status Coordinator::Healthy() const { return impl_->Healthy(); }
 void Coordinator::Drain() { impl_->Drain(); }

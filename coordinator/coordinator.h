@@ -37,6 +37,8 @@ struct CoordinatorOptions {
   // what is served.
   EngineOptions engine;
   absl::Duration connect_timeout = absl::Minutes(10);
+  // The health name "liveness" fails when the step loop has not come round for longer.
+  absl::Duration liveness_bound = absl::Seconds(30);
   // Injected by tests: a transport around the given one, which outlives it.
   std::function<std::unique_ptr<StepTransport>(StepTransport* transport)> wrap_transport;
 };
@@ -50,6 +52,9 @@ class Coordinator {
   int port() const;
   // What clients call: "host:port" or "unix:/path".
   std::string address() const;
+  // 0: there is none.
+  int admin_port() const;
+  int metrics_port() const;
 
   // Loads the model on every rank and makes the server ready; prints progress each 5 s. Once. After
   // a failure the server goes on answering, with the cause.
@@ -58,7 +63,7 @@ class Coordinator {
   // OK while the model is loading or steps can run; else why the server is of no more use.
   absl::Status Healthy() const;
 
-  // Begins to drain: new requests are refused, readiness is withdrawn, running ones go on.
+  // Begins to drain for good: new requests are refused, readiness is withdrawn, running ones go on.
   void Drain();
   // True when nothing is queued or running.
   bool Idle() const;

@@ -154,7 +154,7 @@ int RunServer(const CoordinatorOptions& coordinator_options, const ServeLoopOpti
     LogError(coordinator.status().message());
     return kExitFailed;
   }
-  const std::string address = absl::StrCat(coordinator_options.host, ":", (*coordinator)->port());
+  const std::string address = (*coordinator)->address();
   LogInfo("listening on ", address, ", loading ", coordinator_options.model_path);
   if (const absl::Status written = WriteAddress(options.address_file, address); !written.ok()) {
     LogError(written.message());

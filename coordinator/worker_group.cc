@@ -36,7 +36,9 @@ absl::Status ToAbsl(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& address, int64_t max_message_bytes) {
+std::shared_ptr<grpc::Channel> Connect(const std::string& address,
+                                       const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+                                       int64_t max_message_bytes) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   args.SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
@@ -50,7 +52,8 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address, int64_t max_m
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  return grpc::CreateCustomChannel(
+      address, credentials != nullptr ? credentials : grpc::InsecureChannelCredentials(), args);
 }
 
 }  // namespace
@@ -62,7 +65,8 @@ class WorkerGroup::Impl {
     for (const std::string& address : options.addresses) {
       ranks_.push_back(std::make_unique<Rank>());
       ranks_.back()->address = address;
-      ranks_.back()->stub = pb::WorkerService::NewStub(Connect(address, options.max_message_bytes));
+      ranks_.back()->stub = pb::WorkerService::NewStub(
+          Connect(address, options.credentials, options.max_message_bytes));
     }
   }
 

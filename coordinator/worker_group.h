@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "coordinator/step_transport.h"
+#include "grpcpp/security/credentials.h"
 #include "proto/worker.pb.h"
 
 namespace lockstep {
@@ -26,6 +27,7 @@ struct WorkerGroupOptions {
   absl::Duration connect_timeout = absl::Minutes(10);  // ranks may come up minutes apart
   absl::Duration comm_timeout = absl::Seconds(30);
   int64_t max_message_bytes = 16 << 20;
+  std::shared_ptr<grpc::ChannelCredentials> credentials;  // nullptr: plaintext
 };
 
 class WorkerGroup : public StepTransport {
