@@ -273,6 +273,20 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
     return engine_.get();
   }
   WorkerGroup* group() const { return group_.get(); }
+  // The process answers, and its step loop came round recently.
+  bool Alive() const {
+    Engine* engine = EngineOrNull();
+    return engine == nullptr || absl::Now() - engine->LastTick() <= options_.liveness_bound;
+  }
+  std::string StatusLine() const {
+    const absl::Status ready = Ready();
+    Engine* engine = EngineOrNull();
+    if (engine == nullptr) return std::string(ready.message());
+    const EngineStats stats = engine->stats();
+    return absl::StrCat(ready.ok() ? "ready" : std::string(ready.message()),
+                        "; requests: ", stats.requests_running, " running, ", stats.requests_queued,
+                        " queued");
+  }
   int port() const { return server_->port(); }
   int admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
   int metrics_port() const { return metrics_.port(); }
@@ -311,11 +325,6 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
     return text;
   }
   MetricsSample Sample() const;
-  // The process answers, and its step loop came round recently.
-  bool Alive() const {
-    Engine* engine = EngineOrNull();
-    return engine == nullptr || absl::Now() - engine->LastTick() <= options_.liveness_bound;
-  }
   std::string ServedName() const {
     return options_.served_model_name.empty() ? LastPart(options_.model_path)
                                               : options_.served_model_name;
@@ -672,6 +681,8 @@ int Coordinator::admin_port() const { return impl_->admin_port(); }
 int Coordinator::metrics_port() const { return impl_->metrics_port(); }
 absl::Status Coordinator::Load() { return impl_->Load(); }
 absl::Status Coordinator::Healthy() const { return impl_->Healthy(); }
+bool Coordinator::Alive() const { return impl_->Alive(); }
+std::string Coordinator::StatusLine() const { return impl_->StatusLine(); }
 void Coordinator::Drain() { impl_->Drain(); }
 bool Coordinator::Idle() const { return impl_->Idle(); }
 void Coordinator::Stop() { impl_->Stop(); }

@@ -63,6 +63,11 @@ class Coordinator {
   // OK while the model is loading or steps can run; else why the server is of no more use.
   absl::Status Healthy() const;
 
+  // The process answers and its step loop came round recently; true while the model is loading.
+  bool Alive() const;
+  // How the server is doing, for people; one line.
+  std::string StatusLine() const;
+
   // Begins to drain for good: new requests are refused, readiness is withdrawn, running ones go on.
   void Drain();
   // True when nothing is queued or running.

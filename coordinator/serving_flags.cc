@@ -1,6 +1,8 @@
 // The flags of a process that serves: see serving_flags.h.
 #include "coordinator/serving_flags.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <utility>
 
@@ -52,6 +54,18 @@ void ServingFlags::AddTo(CLI::App* app) {
   edges_.AddTo(app);
   app->add_option("--address-file", address_file_,
                   "Write host:port to this file once the server listens");
+  app->add_option("--admin-address-file", admin_address_file_, "Likewise, of the admin service");
+  app->add_option("--metrics-address-file", metrics_address_file_, "Likewise, of the metrics");
+  app->add_option("--notify-socket", notify_socket_,
+                  "Tell a service manager here (systemd, Type=notify)")
+      ->envname("NOTIFY_SOCKET");
+  app->add_option("--watchdog-usec", watchdog_usec_,
+                  "Give the service manager a sign of life within this many microseconds")
+      ->envname("WATCHDOG_USEC")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--watchdog-pid", watchdog_pid_,
+                  "The process that --watchdog-usec is meant for. Default (0): this one")
+      ->envname("WATCHDOG_PID");
   app->add_option("--max-model-len", capacity_.max_model_len,
                   "Longest prompt plus output, in tokens. Default (0): what the model can");
   app->add_option("--max-num-seqs", capacity_.max_num_seqs, "Sequences in a batch at most")
@@ -161,6 +175,12 @@ ServeLoopOptions ServingFlags::Loop() const {
   ServeLoopOptions options;
   options.shutdown_timeout = absl::Seconds(shutdown_timeout_s_);
   options.address_file = address_file_;
+  options.admin_address_file = admin_address_file_;
+  options.metrics_address_file = metrics_address_file_;
+  options.notify.socket = notify_socket_;
+  if (watchdog_pid_ == 0 || watchdog_pid_ == getpid()) {
+    options.notify.watchdog = absl::Microseconds(watchdog_usec_);
+  }
   return options;
 }
 

@@ -42,6 +42,11 @@ class ServingFlags {
   int port_ = 50051;
   EdgeFlags edges_;
   std::string address_file_;
+  std::string admin_address_file_;
+  std::string metrics_address_file_;
+  std::string notify_socket_;
+  int64_t watchdog_usec_ = 0;
+  int64_t watchdog_pid_ = 0;
   CapacityRequest capacity_;
   std::string activations_ = "bf16";
   std::string activation_quant_ = "none";

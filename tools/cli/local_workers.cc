@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<LocalWorkers>> LocalWorkers::Start(
                                           AddressFile(workers->folder_, rank), "--parent-death",
                                           "--device", DeviceOf(options.device, rank), "--threads",
                                           absl::StrCat(ThreadsPerWorker(options)), "--log-level",
-                                          options.log_level},
+                                          options.log_level, "--log-format", options.log_format},
                                          child));
     workers->processes_.push_back(std::move(process));
   }

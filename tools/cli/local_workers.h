@@ -26,6 +26,7 @@ struct LocalWorkersOptions {
   std::string device = "cpu";
   int threads = 0;  // per worker; 0: cores / count, at least 1
   std::string log_level = "info";
+  std::string log_format = "text";
 };
 
 // The --device flag of the verbs that start workers.

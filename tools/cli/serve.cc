@@ -32,6 +32,7 @@ int Run(const Flags& flags) {
   }
   LocalWorkersOptions worker_options = flags.workers;
   worker_options.log_level = flags.serving.log_level();
+  worker_options.log_format = flags.serving.log_format();
   auto workers = LocalWorkers::Start(worker_options);
   if (!workers.ok()) {
     Talk(absl::StrCat("error: the workers could not be started: ", workers.status().message()));
