@@ -19,6 +19,7 @@ int32_t BlockAllocator::Take() {
   const int32_t block = free_.back();
   free_.pop_back();
   at(block).holders = 1;
+  ++num_holds_;
   return block;
 }
 
@@ -28,11 +29,13 @@ void BlockAllocator::Hold(int32_t block) {
     CHECK_EQ(idle_.erase({b.released_at, block}), 1u) << "hold of free block " << block;
   }
   ++b.holders;
+  ++num_holds_;
 }
 
 void BlockAllocator::Release(int32_t block) {
   Block& b = at(block);
   CHECK_GT(b.holders, 0) << "block " << block;
+  --num_holds_;
   if (--b.holders > 0) return;
   if (b.kept) {
     b.released_at = ++ticks_;
@@ -60,6 +63,16 @@ void BlockAllocator::Discard(int32_t block) {
 int32_t BlockAllocator::OldestIdle() const {
   CHECK(!idle_.empty()) << "no idle block";
   return idle_.begin()->second;
+}
+
+int64_t BlocksWithoutOwner(const BlockAllocator& blocks,
+                           const std::vector<const std::vector<int32_t>*>& tables) {
+  int64_t places = 0;
+  for (const std::vector<int32_t>* table : tables) places += static_cast<int64_t>(table->size());
+  if (blocks.num_holds() == places) return 0;
+  std::set<int32_t> owned;
+  for (const std::vector<int32_t>* table : tables) owned.insert(table->begin(), table->end());
+  return blocks.num_held() - static_cast<int64_t>(owned.size());
 }
 
 }  // namespace lockstep

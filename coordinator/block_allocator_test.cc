@@ -67,5 +67,21 @@ TEST(BlockAllocatorDeathTest, MisuseEndsTheProcess) {
   EXPECT_DEATH(blocks.Take(), "no free block");
 }
 
+TEST(BlockAllocatorTest, SeesBlocksThatNobodyOwns) {
+  BlockAllocator blocks(4);
+  const std::vector<int32_t> first = {blocks.Take(), blocks.Take()};
+  const std::vector<int32_t> second = {first[0], blocks.Take()};
+  blocks.Hold(first[0]);
+  EXPECT_EQ(blocks.num_holds(), 4);
+  EXPECT_EQ(BlocksWithoutOwner(blocks, {&first, &second}), 0);
+  // A table that is gone while its blocks are still held.
+  EXPECT_EQ(BlocksWithoutOwner(blocks, {&first}), 1);
+  EXPECT_EQ(BlocksWithoutOwner(blocks, {}), 3);
+  for (const int32_t block : first) blocks.Release(block);
+  for (const int32_t block : second) blocks.Release(block);
+  EXPECT_EQ(blocks.num_holds(), 0);
+  EXPECT_EQ(BlocksWithoutOwner(blocks, {}), 0);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -14,10 +14,16 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "coordinator/admin_backend.h"
+#include "coordinator/admin_faults.h"
+#include "coordinator/admin_server.h"
 #include "coordinator/errors.h"
 #include "coordinator/group/fault_log.h"
 #include "coordinator/group/state_dir.h"
+#include "coordinator/listener.h"
 #include "coordinator/load_progress.h"
+#include "coordinator/metrics/metrics.h"
+#include "coordinator/model_service.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/public_server.h"
 #include "coordinator/served_model.h"
@@ -26,6 +32,7 @@
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/version.h"
+#include "security/tls.h"
 
 namespace lockstep {
 namespace {
@@ -60,7 +67,7 @@ std::string QuantName(worker::v1::ActivationQuant quant) {
 
 }  // namespace
 
-class Coordinator::Impl : public ServingBackend {
+class Coordinator::Impl : public ServingBackend, public AdminBackend {
  public:
   explicit Impl(const CoordinatorOptions& options)
       : options_(options),
@@ -69,8 +76,28 @@ class Coordinator::Impl : public ServingBackend {
   ~Impl() override { Stop(); }
 
   absl::Status Listen() {
-    ASSIGN_OR_RETURN(server_,
-                     PublicServer::Start(absl::StrCat(options_.host, ":", options_.port), this));
+    const EdgeOptions& edges = options_.edges;
+    ASSIGN_OR_RETURN(worker_credentials_, MakeChannelCredentials(edges.worker_tls, "--worker-tls"));
+    ListenOptions listen;
+    listen.max_message_bytes = kPublicMessageBytes;
+    listen.tls = edges.tls;
+    listen.address = absl::StrCat(options_.host, ":", options_.port);
+    listen.token_file = edges.token_file;
+    if (!edges.unix_socket.empty()) {
+      listen.address = absl::StrCat("unix:", edges.unix_socket);
+      listen.address_flag = "--unix-socket";
+    }
+    ASSIGN_OR_RETURN(server_, PublicServer::Start(listen, this));
+    if (edges.admin_port >= 0) {
+      listen.address = absl::StrCat(edges.admin_host, ":", edges.admin_port);
+      listen.address_flag = "--admin-host and --admin-port";
+      listen.token_file = edges.admin_token_file;
+      listen.token_flag = "--admin-token-file";
+      ASSIGN_OR_RETURN(admin_, AdminServer::Start(listen, this));
+    }
+    if (edges.metrics_port >= 0) {
+      RETURN_IF_ERROR(metrics_.Listen(edges.metrics_host, edges.metrics_port));
+    }
     for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
       server_->SetHealth(absl::StrCat("worker/", rank), false);
     }
@@ -78,7 +105,9 @@ class Coordinator::Impl : public ServingBackend {
   }
 
   absl::Status Load() {
+    const absl::Time start = absl::Now();
     absl::Status status = LoadSteps();
+    if (status.ok()) metrics_.OnLoad(absl::Now() - start);
     if (!status.ok()) {
       absl::MutexLock lock(&mutex_);
       failure_ = status;
@@ -90,19 +119,11 @@ class Coordinator::Impl : public ServingBackend {
     absl::MutexLock lock(&mutex_);
     return failure_;
   }
-  std::vector<FaultRecord> Faults() const { return faults_.records(); }
-  absl::Status ReplaceWorker(int rank, const std::string& reason) {
-    if (EngineOrNull() == nullptr) {
-      return WithReason(absl::StatusCode::kFailedPrecondition, "the model is not loaded yet",
-                        "WRONG_STATE");
-    }
-    return group_->Replace(rank, reason);
-  }
+  std::vector<FaultRecord> FaultRecords() const { return faults_.records(); }
 
   void Drain() {
-    draining_ = true;
-    server_->SetReady(false);
-    if (Engine* engine = EngineOrNull()) engine->Drain();
+    ending_ = true;
+    SetDraining(true);
   }
 
   bool Idle() const {
@@ -125,6 +146,8 @@ class Coordinator::Impl : public ServingBackend {
 
   void EndCalls() {
     if (server_ != nullptr) server_->Shutdown(absl::Now() + kLastWrites);
+    if (admin_ != nullptr) admin_->Shutdown(absl::Now() + kLastWrites);
+    metrics_.Shutdown();
   }
 
   std::string Describe() const {
@@ -132,24 +155,24 @@ class Coordinator::Impl : public ServingBackend {
     if (!model.ok()) return std::string(model.status().message());
     const ServedModel& m = **model;
     const int64_t concurrent = m.kv_capacity_tokens / std::max<int64_t>(m.max_context, 1);
-    return absl::StrCat("lockstep ", kVersion, " is ready\n",  //
-                        "  model         ", m.name, "  (", options_.model_path, ")\n",
-                        "  architecture  ", m.architecture, "\n",  //
-                        "  weights       ", m.quantization, "\n",  //
-                        "  digest        ", absl::StrFormat("%016x", m.checkpoint_digest), "\n",
-                        "  activations   ", m.activation_dtype, ", quantization ",
-                        m.activation_quant, "\n", "  ranks         ", m.tensor_parallel, "  (",
-                        absl::StrJoin(options_.workers, ", "), ")\n", "  context       ",
-                        m.max_context, " tokens, prompt plus output\n", "  KV cache      ",
-                        m.kv_capacity_tokens, " tokens, ", concurrent, " requests of full length, ",
-                        capacity_.kv_bytes >> 20, " MiB per rank\n", "  batch         ",
-                        capacity_.slots, " sequences, ", capacity_.max_batch_tokens,
-                        " tokens a step, ", capacity_.snapshots, " snapshots\n", "  text          ",
-                        m.tokenizer == nullptr ? "no tokenizer: token ids only"
-                        : m.has_chat_template  ? "text and chat"
-                                               : "text",
-                        "\n",  //
-                        "  listening on  ", options_.host, ":", server_->port(), "\n");
+    return absl::StrCat(
+        "lockstep ", kVersion, " is ready\n",  //
+        "  model         ", m.name, "  (", options_.model_path, ")\n", "  architecture  ",
+        m.architecture, "\n",                      //
+        "  weights       ", m.quantization, "\n",  //
+        "  digest        ", absl::StrFormat("%016x", m.checkpoint_digest), "\n", "  activations   ",
+        m.activation_dtype, ", quantization ", m.activation_quant, "\n", "  ranks         ",
+        m.tensor_parallel, "  (", absl::StrJoin(options_.workers, ", "), ")\n", "  context       ",
+        m.max_context, " tokens, prompt plus output\n", "  KV cache      ", m.kv_capacity_tokens,
+        " tokens, ", concurrent, " requests of full length, ", capacity_.kv_bytes >> 20,
+        " MiB per rank\n", "  batch         ", capacity_.slots, " sequences, ",
+        capacity_.max_batch_tokens, " tokens a step, ", capacity_.snapshots, " snapshots\n",
+        "  text          ",
+        m.tokenizer == nullptr ? "no tokenizer: token ids only"
+        : m.has_chat_template  ? "text and chat"
+                               : "text",
+        "\n",  //
+        "  listening on  ", address(), Guards(options_.edges.token_file), "\n", DescribeEdges());
   }
 
   // ServingBackend.
@@ -194,6 +217,34 @@ class Coordinator::Impl : public ServingBackend {
   }
   ServerStatus Status() const override;
 
+  // AdminBackend, as far as it is not the same.
+  admin::v1::GetServerInfoResponse ServerInfo() const override;
+  absl::Status DrainRequests() override {
+    SetDraining(true);
+    return absl::OkStatus();
+  }
+  absl::Status UndrainRequests() override {
+    if (ending_) {
+      return WithReason(absl::StatusCode::kFailedPrecondition,
+                        "the server is about to end: start a new one", "WRONG_STATE");
+    }
+    SetDraining(false);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<RequestInfo>> ListRequests() override {
+    RETURN_IF_ERROR(Model().status());
+    return EngineOrNull()->ListRequests();
+  }
+  absl::StatusOr<int64_t> ResetPrefixCache() override {
+    RETURN_IF_ERROR(Model().status());
+    return EngineOrNull()->ResetPrefixCache();
+  }
+  std::vector<admin::v1::FaultRecord> Faults() const override { return ToProto(faults_.records()); }
+  absl::Status ReplaceWorker(int rank, const std::string& reason) override {
+    RETURN_IF_ERROR(Model().status());
+    return group_->Replace(rank, reason);
+  }
+
   Engine* EngineOrNull() const {
     absl::MutexLock lock(&mutex_);
     return engine_.get();
@@ -202,9 +253,58 @@ class Coordinator::Impl : public ServingBackend {
     absl::MutexLock lock(&mutex_);
     return group_.get();
   }
+  // The process answers, and its step loop came round recently.
+  bool Alive() const {
+    Engine* engine = EngineOrNull();
+    return engine == nullptr || absl::Now() - engine->LastTick() <= options_.liveness_bound;
+  }
+  std::string StatusLine() const {
+    const absl::Status ready = Ready();
+    Engine* engine = EngineOrNull();
+    if (engine == nullptr) return std::string(ready.message());
+    const EngineStats stats = engine->stats();
+    return absl::StrCat(ready.ok() ? "ready" : std::string(ready.message()),
+                        "; requests: ", stats.requests_running, " running, ", stats.requests_queued,
+                        " queued");
+  }
   int port() const { return server_->port(); }
+  int admin_port() const { return admin_ == nullptr ? 0 : admin_->port(); }
+  int metrics_port() const { return metrics_.port(); }
+  std::string address() const {
+    const std::string& socket = options_.edges.unix_socket;
+    return socket.empty() ? absl::StrCat(options_.host, ":", server_->port())
+                          : absl::StrCat("unix:", socket);
+  }
 
  private:
+  void SetDraining(bool draining) {
+    draining_ = draining;
+    if (Engine* engine = EngineOrNull()) draining ? engine->Drain() : engine->Undrain();
+    server_->SetReady(Ready().ok());
+  }
+  // How a port with this token file is guarded, for people.
+  std::string Guards(const std::string& token_file) const {
+    const TlsFiles& tls = options_.edges.tls;
+    return absl::StrCat("  (",
+                        !tls.any()       ? "plaintext"
+                        : tls.ca.empty() ? "TLS"
+                                         : "mutual TLS",
+                        token_file.empty() ? "" : ", tokens", ")");
+  }
+  std::string DescribeEdges() const {
+    const EdgeOptions& edges = options_.edges;
+    std::string text;
+    if (admin_ != nullptr) {
+      absl::StrAppend(&text, "  admin         ", edges.admin_host, ":", admin_->port(),
+                      Guards(edges.admin_token_file), "\n");
+    }
+    if (metrics_.port() > 0) {
+      absl::StrAppend(&text, "  metrics       http://", edges.metrics_host, ":", metrics_.port(),
+                      "/metrics\n");
+    }
+    return text;
+  }
+  MetricsSample Sample() const;
   std::string ServedName() const {
     return options_.served_model_name.empty() ? LastPart(options_.model_path)
                                               : options_.served_model_name;
@@ -219,18 +319,23 @@ class Coordinator::Impl : public ServingBackend {
   absl::Status LeaseOf(size_t rank, const WorkerGroup::View& view, absl::Time now) const;
   absl::Status WorkersReady() const;
   void Monitor();
+  void OnFault(const FaultRecord& record);
 
   const CoordinatorOptions options_;
   const absl::Time started_;
   LoadProgress progress_;
   FaultLog faults_;
   std::unique_ptr<StateDir> state_;  // null: none is kept
+  std::shared_ptr<grpc::ChannelCredentials> worker_credentials_;
+  Metrics metrics_{[this]() { return Sample(); }};
   std::unique_ptr<PublicServer> server_;
+  std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<WorkerGroup> group_;
   std::unique_ptr<StepTransport> wrapped_;  // around group_, when the options ask for it
   Capacity capacity_;
   std::thread monitor_;
   std::atomic<bool> draining_{false};
+  std::atomic<bool> ending_{false};  // drains for good
   std::atomic<bool> stopped_{false};
 
   mutable absl::Mutex mutex_;
@@ -314,7 +419,11 @@ absl::Status Coordinator::Impl::LoadSteps() {
   }
   WorkerGroupHooks hooks;
   hooks.launcher = options_.launcher;
-  hooks.on_fault = [this](const FaultRecord& record) { faults_.Update(record); };
+  hooks.credentials = worker_credentials_;
+  hooks.on_replaced = [this](int rank, const Fault& fault) {
+    metrics_.OnWorkerRestart(rank, std::string(Name(fault.cause)));
+  };
+  hooks.on_fault = [this](const FaultRecord& record) { OnFault(record); };
   {
     auto group = std::make_unique<WorkerGroup>(group_options, std::move(hooks));
     absl::MutexLock lock(&mutex_);
@@ -333,10 +442,12 @@ absl::Status Coordinator::Impl::LoadSteps() {
         tokenizer->size() - 1, ", the model's vocabulary has ", results[0].vocab_size(), " ids"));
   }
   ASSIGN_OR_RETURN(const StepEpoch epoch, Join(results));
+  SetLogEpoch(epoch.epoch);
 
   EngineOptions engine_options = options_.engine;
   engine_options.model_name = ServedName();
   engine_options.server_version = kVersion;
+  engine_options.observer = &metrics_;
   engine_options.max_context = capacity_.max_context;
   engine_options.kv_blocks = capacity_.kv_blocks;
   engine_options.slots = capacity_.slots;
@@ -364,6 +475,7 @@ absl::Status Coordinator::Impl::LoadSteps() {
 
 void Coordinator::Impl::Monitor() {
   bool ready = true;
+  bool alive = true;
   while (!stopped_) {
     const absl::Time now = absl::Now();
     const WorkerGroup::View view = group_->view();
@@ -377,6 +489,11 @@ void Coordinator::Impl::Monitor() {
     }
     ready = now_ready.ok();
     absl::SleepFor(kReadinessPeriod);
+    if (Alive() != alive) {
+      alive = !alive;
+      server_->SetHealth("liveness", alive);
+      LogWarning("the step loop ", alive ? "goes on" : "has stopped");
+    }
   }
 }
 
@@ -401,6 +518,19 @@ absl::Status Coordinator::Impl::WorkersReady() const {
     RETURN_IF_ERROR(LeaseOf(rank, view, absl::Now()));
   }
   return absl::OkStatus();
+}
+
+void Coordinator::Impl::OnFault(const FaultRecord& record) {
+  faults_.Update(record);
+  if (record.fault.cause == FaultCause::kDigestMismatch && record.outcome == "recovering") {
+    metrics_.OnStepDigestMismatch();
+  }
+  if (record.outcome != "recovered") return;
+  metrics_.OnRecovery(Name(record.fault.cause), {{"detect", record.silence},
+                                                 {"abort", record.abort},
+                                                 {"replace", record.replace},
+                                                 {"join", record.join},
+                                                 {"replay", record.replay}});
 }
 
 ServerStatus Coordinator::Impl::Status() const {
@@ -430,13 +560,22 @@ ServerStatus Coordinator::Impl::Status() const {
       worker->set_address(options_.workers[rank]);
       worker->set_load_progress(progress_.FractionOf(static_cast<int>(rank)));
       worker->set_state("UNKNOWN");
+      worker->set_lease_age_ms(-1);
       if (rank < view.members.size()) {
         const GroupCore::MemberView& member = view.members[rank];
+        const absl::Time now = absl::Now();
+        const absl::Status lease = LeaseOf(rank, view, now);
         worker->set_address(member.address);
         worker->set_worker_id(member.worker_id);
+        worker->set_device(member.device);
         worker->set_resident_bytes(member.resident_bytes);
         worker->set_last_step(member.last_step);
-        if (LeaseOf(rank, view, absl::Now()).ok()) worker->set_state(member.state);
+        if (lease.ok()) worker->set_state(member.state);
+        worker->set_up(lease.ok() && member.state != "UNKNOWN");
+        worker->set_state_detail(std::string(lease.message()));
+        if (member.last_answer > absl::InfinitePast()) {
+          worker->set_lease_age_ms(absl::ToInt64Milliseconds(now - member.last_answer));
+        }
       }
     }
   }
@@ -455,6 +594,52 @@ ServerStatus Coordinator::Impl::Status() const {
   return status;
 }
 
+admin::v1::GetServerInfoResponse Coordinator::Impl::ServerInfo() const {
+  admin::v1::GetServerInfoResponse info;
+  const ServerStatus status = Status();
+  info.set_version(status.version());
+  info.set_term(status.term());
+  info.set_epoch(status.epoch());
+  info.set_uptime_seconds(status.uptime_seconds());
+  info.set_state(status.state());
+  info.set_state_detail(status.state_detail());
+  info.set_address(address());
+  info.set_metrics_port(metrics_.port());
+  info.mutable_flags()->insert(options_.edges.flags.begin(), options_.edges.flags.end());
+  admin::v1::Limits* limits = info.mutable_limits();
+  limits->set_max_public_message_bytes(kPublicMessageBytes);
+  limits->set_max_worker_message_bytes(WorkerGroupOptions().max_message_bytes);
+  limits->set_max_queued_requests(options_.engine.max_queued_requests);
+  limits->set_max_queued_tokens(options_.engine.max_queued_tokens);
+  if (const auto model = Model(); model.ok()) {
+    limits->set_max_context((*model)->max_context);
+    limits->set_max_batch_sequences(capacity_.slots);
+    limits->set_max_batch_tokens(capacity_.max_batch_tokens);
+    limits->set_kv_capacity_tokens((*model)->kv_capacity_tokens);
+  }
+  return info;
+}
+
+MetricsSample Coordinator::Impl::Sample() const {
+  MetricsSample sample;
+  WorkerGroup* const group = GroupOrNull();
+  const WorkerGroup::View view = group == nullptr ? WorkerGroup::View() : group->view();
+  sample.epoch = view.epoch;
+  if (Engine* engine = EngineOrNull()) sample.engine = engine->stats();
+  const absl::Time now = absl::Now();
+  for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
+    MetricsSample::Rank one;
+    one.load_progress = progress_.FractionOf(static_cast<int>(rank));
+    if (rank < view.members.size()) {
+      const GroupCore::MemberView& member = view.members[rank];
+      one.up = LeaseOf(rank, view, now).ok() && member.state != "UNKNOWN";
+      one.lease_age = now - member.last_answer;
+    }
+    sample.ranks.push_back(one);
+  }
+  return sample;
+}
+
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const CoordinatorOptions& options) {
   auto impl = std::make_unique<Impl>(options);
   RETURN_IF_ERROR(impl->Listen());
@@ -464,14 +649,19 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(const Coordinato
 Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Coordinator::~Coordinator() = default;
 int Coordinator::port() const { return impl_->port(); }
+std::string Coordinator::address() const { return impl_->address(); }
+int Coordinator::admin_port() const { return impl_->admin_port(); }
+int Coordinator::metrics_port() const { return impl_->metrics_port(); }
 absl::Status Coordinator::Load() { return impl_->Load(); }
 absl::Status Coordinator::Healthy() const { return impl_->Healthy(); }
+bool Coordinator::Alive() const { return impl_->Alive(); }
+std::string Coordinator::StatusLine() const { return impl_->StatusLine(); }
 void Coordinator::Drain() { impl_->Drain(); }
 bool Coordinator::Idle() const { return impl_->Idle(); }
 void Coordinator::Stop() { impl_->Stop(); }
 void Coordinator::EndCalls() { impl_->EndCalls(); }
 std::string Coordinator::Describe() const { return impl_->Describe(); }
-std::vector<FaultRecord> Coordinator::Faults() const { return impl_->Faults(); }
+std::vector<FaultRecord> Coordinator::Faults() const { return impl_->FaultRecords(); }
 absl::Status Coordinator::ReplaceWorker(int rank, const std::string& reason) {
   return impl_->ReplaceWorker(rank, reason);
 }

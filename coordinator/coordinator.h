@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/capacity.h"
+#include "coordinator/edge_options.h"
 #include "coordinator/engine.h"
 #include "coordinator/group/fault.h"
 #include "coordinator/group/rank_link.h"
@@ -32,6 +33,7 @@ struct CoordinatorOptions {
   std::vector<std::string> workers;  // gRPC targets, rank order; their number is the TP size
   std::string host = "127.0.0.1";
   int port = 50051;  // 0: any free one
+  EdgeOptions edges;
   worker::v1::ActivationDType activation_dtype = worker::v1::ACTIVATION_BF16;
   worker::v1::ActivationQuant activation_quant = worker::v1::ACTIVATION_QUANT_NONE;
   CapacityRequest capacity;
@@ -43,6 +45,8 @@ struct CoordinatorOptions {
   // Makes the launcher of the workers that this process may start and end; empty: none.
   std::function<std::unique_ptr<WorkerLauncher>(RankEventSink)> launcher;
   std::string state_dir;  // empty: the term is taken from the clock, and epochs from the workers
+  // The health name "liveness" fails when the step loop has not come round for longer.
+  absl::Duration liveness_bound = absl::Seconds(30);
   // Injected by tests: a transport around the given one, which outlives it.
   std::function<std::unique_ptr<StepTransport>(StepTransport* transport)> wrap_transport;
 };
@@ -54,6 +58,11 @@ class Coordinator {
   ~Coordinator();
 
   int port() const;
+  // What clients call: "host:port" or "unix:/path".
+  std::string address() const;
+  // 0: there is none.
+  int admin_port() const;
+  int metrics_port() const;
 
   // Loads the model on every rank and makes the server ready; prints progress each 5 s. Once. After
   // a failure the server goes on answering, with the cause.
@@ -63,7 +72,12 @@ class Coordinator {
   // answering, with the cause.
   absl::Status Healthy() const;
 
-  // Begins to drain: new requests are refused, readiness is withdrawn, running ones go on.
+  // The process answers and its step loop came round recently; true while the model is loading.
+  bool Alive() const;
+  // How the server is doing, for people; one line.
+  std::string StatusLine() const;
+
+  // Begins to drain for good: new requests are refused, readiness is withdrawn, running ones go on.
   void Drain();
   // True when nothing is queued or running.
   bool Idle() const;

@@ -4,9 +4,13 @@
 #include "coordinator/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -14,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/admission.h"
 #include "coordinator/engine_core.h"
 #include "coordinator/errors.h"
 #include "coordinator/scheduler.h"
@@ -26,6 +31,7 @@ namespace {
 constexpr size_t kRememberedRequests = 4096;
 // How long the thread sleeps at most: bounds how late a deadline is noticed with an injected clock.
 constexpr absl::Duration kLongestWait = absl::Seconds(1);
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(2);
 constexpr absl::Duration kLongestWaitInjectedClock = absl::Milliseconds(2);
 
 absl::Status WithReason(absl::StatusCode code, absl::string_view reason, absl::string_view message,
@@ -62,14 +68,16 @@ class Engine::Impl {
     {
       std::lock_guard<std::mutex> lock(mu_);
       absl::Status status = Admissible(spec);
-      if (!status.ok()) return status;
+      if (!status.ok()) {
+        if (options_.observer != nullptr) options_.observer->OnRejected(ReasonOrCode(status));
+        return status;
+      }
       Record record;
       record.body_digest = spec.body_digest;
       record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());
       ++active_;
-      ++queued_;
       ++untaken_;
-      queued_tokens_ += record.prompt_tokens;
+      admission_.OnQueued(record.prompt_tokens, core_.Now());
       records_.emplace(spec.request_id, std::move(record));
       arrivals_.push_back({std::move(spec), std::move(sink), core_.Now()});
     }
@@ -117,6 +125,31 @@ class Engine::Impl {
     stats.requests_queued += untaken_;
     stats.counters["requests_started"] += untaken_;
     return stats;
+  }
+
+  absl::Time LastTick() const {
+    const int64_t tick = last_tick_;
+    return tick < 0 ? absl::InfinitePast() : absl::FromUnixMillis(tick);
+  }
+
+  // Has the thread answer between two steps.
+  template <typename T>
+  absl::StatusOr<T> Ask(std::function<T(EngineCore* core)> question) {
+    // Shared: the caller may have given up when the thread comes round.
+    auto answer = std::make_shared<std::promise<T>>();
+    std::future<T> coming = answer->get_future();
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (ended_) return stop_;
+      questions_.push_back(
+          [this, answer, question = std::move(question)] { answer->set_value(question(&core_)); });
+    }
+    WakeUp();
+    if (coming.wait_for(absl::ToChronoMilliseconds(kAnswerTimeout)) == std::future_status::ready) {
+      return coming.get();
+    }
+    return WithReason(absl::StatusCode::kUnavailable, "ENGINE_BUSY",
+                      "the step loop did not come round in time: retry", absl::Seconds(1));
   }
 
   void Stop(const absl::Status& status) {
@@ -188,16 +221,7 @@ class Engine::Impl {
       return WithReason(absl::StatusCode::kUnavailable, "DRAINING",
                         "the server is draining: send the request elsewhere");
     }
-    if (queued_ >= options_.max_queued_requests ||
-        (queued_ > 0 && queued_tokens_ + prompt > options_.max_queued_tokens)) {
-      return WithReason(
-          absl::StatusCode::kResourceExhausted, "QUEUE_FULL",
-          absl::StrCat(queued_, " requests with ", queued_tokens_,
-                       " prompt tokens are waiting; the limits are ", options_.max_queued_requests,
-                       " and ", options_.max_queued_tokens, ": retry later"),
-          absl::Seconds(1));
-    }
-    return absl::OkStatus();
+    return admission_.Check(prompt, std::min(spec.deadline, spec.queue_deadline), core_.Now());
   }
 
   void WakeUp() {
@@ -208,12 +232,14 @@ class Engine::Impl {
   // ---- called by core_, on the thread, without mu_ ----
   void OnScheduled(const RequestState& request) {
     std::lock_guard<std::mutex> lock(mu_);
-    Unqueue(&records_.at(request.spec.request_id));
+    Record& record = records_.at(request.spec.request_id);
+    record.scheduled = true;
+    admission_.OnScheduled(record.prompt_tokens, core_.Now());
   }
   void OnEnd(const RequestState& request) {
     std::lock_guard<std::mutex> lock(mu_);
     Record& record = records_.at(request.spec.request_id);
-    Unqueue(&record);
+    if (!record.scheduled) admission_.OnRemoved(record.prompt_tokens, core_.Now());
     record.finished = true;
     --active_;
     remembered_.push_back(request.spec.request_id);
@@ -223,12 +249,6 @@ class Engine::Impl {
     }
     // Not steps_in_flight_: the step that ended it may not have given everything back yet.
     state_ = core_.state();
-  }
-  void Unqueue(Record* record) {
-    if (record->scheduled) return;
-    record->scheduled = true;
-    --queued_;
-    queued_tokens_ -= record->prompt_tokens;
   }
   void PublishLocked() {
     state_ = core_.state();
@@ -254,16 +274,21 @@ class Engine::Impl {
   bool TakeInbox() {
     std::deque<Arrival> arrivals;
     std::deque<Cancellation> cancels;
+    std::deque<std::function<void()>> questions;
     bool failed = false;
     {
       std::unique_lock<std::mutex> lock(mu_);
       PublishLocked();
       if (!failure_.ok()) {
-        wake_.wait(lock, [this] { return !stop_.ok() || !arrivals_.empty() || !cancels_.empty(); });
+        wake_.wait_for(lock, absl::ToChronoMilliseconds(kLongestWait), [this] {
+          return !stop_.ok() || !arrivals_.empty() || !cancels_.empty() || !questions_.empty();
+        });
       }
+      last_tick_ = absl::ToUnixMillis(absl::Now());
       if (!stop_.ok()) return false;
       arrivals.swap(arrivals_);
       cancels.swap(cancels_);
+      questions.swap(questions_);
       failed = !failure_.ok();
     }
     Take(std::move(arrivals));
@@ -271,6 +296,7 @@ class Engine::Impl {
       core_.End(cancel.request_id, cancel.status, RequestEnd::kCancelled);
     }
     if (failed) core_.EndAll(Failure());
+    for (const auto& question : questions) question();
     return true;
   }
 
@@ -374,14 +400,21 @@ class Engine::Impl {
     Take(std::move(arrivals));
     core_.EndAll(status);
     core_.DropStepsInFlight();
-    std::lock_guard<std::mutex> lock(mu_);
-    PublishLocked();
-    ended_ = true;
+    std::deque<std::function<void()>> questions;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      PublishLocked();
+      ended_ = true;
+      questions.swap(questions_);
+    }
+    for (const auto& question : questions) question();
   }
 
   // Constant.
   const EngineOptions options_;
   StepTransport* const transport_;
+
+  std::atomic<int64_t> last_tick_{-1};  // Unix milliseconds
 
   // Of the thread.
   EngineCore core_;
@@ -394,11 +427,11 @@ class Engine::Impl {
   // Guarded by mu_:
   std::deque<Arrival> arrivals_;
   std::deque<Cancellation> cancels_;
+  std::deque<std::function<void()>> questions_;
   std::unordered_map<std::string, Record> records_;
   std::deque<std::string> remembered_;  // finished ones, oldest first
   int64_t active_ = 0;
-  int64_t queued_ = 0;
-  int64_t queued_tokens_ = 0;
+  Admission admission_{options_.max_queued_requests, options_.max_queued_tokens};
   int64_t untaken_ = 0;  // submitted, but not counted by core_ yet
   int32_t steps_in_flight_ = 0;
   bool draining_ = false;
@@ -425,6 +458,14 @@ bool Engine::draining() const { return impl_->draining(); }
 bool Engine::idle() const { return impl_->idle(); }
 absl::Status Engine::Ready() const { return impl_->Ready(); }
 EngineStats Engine::stats() const { return impl_->stats(); }
+absl::Time Engine::LastTick() const { return impl_->LastTick(); }
+absl::StatusOr<std::vector<RequestInfo>> Engine::ListRequests() {
+  return impl_->Ask<std::vector<RequestInfo>>(
+      [](EngineCore* core) { return core->ListRequests(); });
+}
+absl::StatusOr<int64_t> Engine::ResetPrefixCache() {
+  return impl_->Ask<int64_t>([](EngineCore* core) { return core->ResetPrefixCache(); });
+}
 void Engine::Stop(const absl::Status& status) { impl_->Stop(status); }
 
 }  // namespace lockstep

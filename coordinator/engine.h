@@ -7,16 +7,32 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "coordinator/engine_observer.h"
 #include "coordinator/generation.h"
 #include "coordinator/step_transport.h"
 
 namespace lockstep {
 
 class Tokenizer;
+
+// A request that has not ended, for operators: no prompt, no text.
+struct RequestInfo {
+  std::string request_id;
+  bool scheduled = false;  // else it waits for its first step
+  absl::Duration age;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;     // of output 0
+  int64_t generated_tokens = 0;  // of all outputs
+  int32_t outputs = 1;
+  int32_t priority = 0;
+  int32_t preemptions = 0;  // of all outputs
+  absl::Time deadline = absl::InfiniteFuture();
+};
 
 // Limits and policies; filled from flags.
 struct EngineOptions {
@@ -33,8 +49,9 @@ struct EngineOptions {
   int64_t max_queued_tokens = 1 << 22;
   int32_t steps_in_flight = 2;  // 1 or 2
   bool prefix_cache = true;
-  std::string model_name;      // told to clients in Accepted
-  std::string server_version;  // likewise
+  std::string model_name;              // told to clients in Accepted
+  std::string server_version;          // likewise
+  EngineObserver* observer = nullptr;  // outlives the engine; nullptr: nobody
   // Injected by tests: tokens of the next chunk of a prompt, given (position, remaining, budget);
   // any value in [1, min(remaining, budget)]. Empty: as many as the budget allows.
   std::function<int64_t(int64_t position, int64_t remaining, int64_t budget)> chunk_policy;
@@ -48,6 +65,8 @@ struct EngineOptions {
 struct EngineStats {
   int64_t requests_running = 0, requests_queued = 0;
   int64_t kv_blocks_total = 0, kv_blocks_free = 0, kv_blocks_cached = 0, kv_blocks_active = 0;
+  // Of the active ones: held, but by no sequence. Not 0 is a leak.
+  int64_t kv_blocks_pinned_without_owner = 0;
   int64_t slots_total = 0, slots_free = 0;
   int64_t snapshots_total = 0, snapshots_used = 0;
   // "steps", "step_micros_total" (rank 0, of steps that have answered), "tokens_generated",
@@ -70,8 +89,9 @@ class Engine {
   void Start(uint64_t term, uint64_t epoch);
 
   // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED,
-  // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL, UNAVAILABLE DRAINING or
-  // ENGINE_FAILED. After OK the sink gets Accepted first. The sink is released after OnDone.
+  // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL or DEADLINE_UNMEETABLE,
+  // UNAVAILABLE DRAINING or ENGINE_FAILED. After OK the sink gets Accepted first. The sink is
+  // released after OnDone.
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink);
 
   // Ends a request with `status`. Idempotent. A finished request is remembered for a while.
@@ -89,6 +109,17 @@ class Engine {
   absl::Status Ready() const;
 
   EngineStats stats() const;
+
+  // When the step loop came round last: later than a few seconds ago unless it hangs. InfinitePast
+  // before Start.
+  absl::Time LastTick() const;
+
+  // Questions to the engine's thread, asked between two steps; oldest request first. UNAVAILABLE
+  // ENGINE_BUSY when it does not come round in time.
+  absl::StatusOr<std::vector<RequestInfo>> ListRequests();
+  // Forgets every cached prefix; what sequences hold stays theirs. The number of idle blocks that
+  // became free.
+  absl::StatusOr<int64_t> ResetPrefixCache();
 
   // Ends everything that runs with `status` and joins the thread.
   void Stop(const absl::Status& status);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/block_allocator.h"
 #include "coordinator/errors.h"
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
@@ -16,6 +17,15 @@ using worker::v1::SequenceResult;
 using worker::v1::StepPlan;
 using worker::v1::StepRequest;
 using worker::v1::StepResult;
+
+namespace {
+
+EngineObserver* NoObserver() {
+  static EngineObserver* nobody = new EngineObserver();
+  return nobody;
+}
+
+}  // namespace
 
 std::map<std::string, int64_t> EngineCore::Counters::ToMap() const {
   return {{"steps", steps},
@@ -43,6 +53,7 @@ EngineCore::EngineCore(const EngineOptions& options, const Tokenizer* tokenizer,
     : options_(options),
       tokenizer_(tokenizer),
       hooks_(std::move(hooks)),
+      observer_(options.observer != nullptr ? options.observer : NoObserver()),
       cache_(options.kv_blocks, options.prefix_cache ? options.snapshots : 0),
       generations_(static_cast<size_t>(options.slots), 0) {
   CHECK(options.slots > 0 && options.kv_blocks > 0 && options.max_batch_tokens > 0);
@@ -80,6 +91,7 @@ void EngineCore::Add(GenerationSpec spec, std::shared_ptr<GenerationSink> sink,
   CHECK(by_id_.emplace(kept.request_id, request).second) << kept.request_id;
   requests_.emplace(request->arrival, std::move(owned));
   ++counters_.requests_started;
+  observer_->OnStarted(request->prompt_length());
   for (int32_t i = 0; i < kept.n; ++i) {
     request->outputs.push_back(std::make_unique<SequenceState>(request, i, tokenizer_));
     SequenceState* sequence = request->outputs.back().get();
@@ -203,6 +215,7 @@ void EngineCore::Admit(SequenceState* s) {
     s->request->scheduled = true;
     ++num_scheduled_;
     hooks_.on_scheduled(*s->request);
+    observer_->OnScheduled(s->request->prompt_length(), Now() - s->request->submitted);
   }
 }
 
@@ -325,6 +338,7 @@ absl::Status EngineCore::ApplyResult(const StepResult& result) {
   const StepInFlight step = std::move(in_flight_.front());
   in_flight_.pop_front();
   counters_.step_micros_total += result.step_micros();
+  observer_->OnStep(absl::Microseconds(result.step_micros()));
   const bool expected = result.epoch() == epoch_ && result.step_id() == step.step_id &&
                         result.batch_digest() == step.batch_digest &&
                         result.sequences_size() == static_cast<int>(step.entries.size());
@@ -444,10 +458,15 @@ void EngineCore::Log(const EntryInFlight& entry, const SequenceResult& result) {
   s->progressed = true;
   OnProgress(s);
   ++counters_.tokens_generated;
+  const absl::Time now = Now();
   if (!s->prefilled) {
     s->prefilled = true;
-    s->first_token = Now();
+    s->first_token = now;
+    observer_->OnFirstToken(now - request->submitted);
+  } else {
+    observer_->OnNextToken(now - s->last_token);
   }
+  s->last_token = now;
   const OutputStream::Step step = s->stream.Push(result.sampled_id());
   inference::v1::GenerateEvent event = s->DeltaEvent(step, result);
   if (event.has_delta()) request->sink->OnEvent(std::move(event));
@@ -529,6 +548,8 @@ void EngineCore::EndRequest(RequestState* request, const absl::Status& status, R
       ++counters_.requests_cancelled;
       break;
   }
+  observer_->OnEnd(how, how == RequestEnd::kFinished ? "OK" : ReasonOrCode(status),
+                   request->prompt_length(), request->scheduled, Now() - request->submitted);
   hooks_.on_end(*request);
   request->sink->OnDone(status);
   request->sink.reset();
@@ -606,6 +627,45 @@ void EngineCore::ExpireDeadlines(absl::Time now) {
   Reap();
 }
 
+std::vector<RequestInfo> EngineCore::ListRequests() const {
+  std::vector<RequestInfo> list;
+  for (const auto& item : requests_) {
+    const RequestState& request = *item.second;
+    if (request.ended) continue;
+    RequestInfo info;
+    info.request_id = request.spec.request_id;
+    info.scheduled = request.scheduled;
+    info.age = Now() - request.submitted;
+    info.prompt_tokens = request.prompt_length();
+    info.cached_tokens = request.outputs[0]->cached_tokens;
+    info.outputs = request.spec.n;
+    info.priority = request.spec.priority;
+    info.deadline = request.spec.deadline;
+    for (const auto& s : request.outputs) {
+      info.generated_tokens += static_cast<int64_t>(s->output_ids.size());
+      info.preemptions += s->preemptions;
+    }
+    list.push_back(std::move(info));
+  }
+  return list;
+}
+
+int64_t EngineCore::ResetPrefixCache() {
+  const int64_t before = cache_.blocks().num_idle();
+  cache_.ForgetAll();
+  return before - cache_.blocks().num_idle();
+}
+
+int64_t EngineCore::PinnedWithoutOwner() const {
+  std::vector<const std::vector<int32_t>*> tables;
+  for (const auto& item : requests_) {
+    for (const auto& s : item.second->outputs) {
+      if (!s->blocks.empty()) tables.push_back(&s->blocks);
+    }
+  }
+  return BlocksWithoutOwner(cache_.blocks(), tables);
+}
+
 EngineCore::State EngineCore::state() const {
   State state;
   state.counters = counters_;
@@ -617,6 +677,7 @@ EngineCore::State EngineCore::state() const {
   gauges.kv_blocks_free = blocks.num_free();
   gauges.kv_blocks_cached = blocks.num_idle();
   gauges.kv_blocks_active = blocks.num_held();
+  gauges.kv_blocks_pinned_without_owner = PinnedWithoutOwner();
   gauges.slots_total = options_.slots;
   gauges.slots_free = static_cast<int64_t>(free_slots_.size());
   gauges.snapshots_total = cache_.num_snapshots();

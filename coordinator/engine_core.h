@@ -16,14 +16,13 @@
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "coordinator/engine.h"
+#include "coordinator/engine_observer.h"
 #include "coordinator/group/fault.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/scheduler.h"
 #include "coordinator/sequence_state.h"
 
 namespace lockstep {
-
-enum class RequestEnd { kFinished, kFailed, kCancelled };
 
 class EngineCore {
  public:
@@ -103,6 +102,10 @@ class EngineCore {
   int32_t steps_in_flight() const { return static_cast<int32_t>(in_flight_.size()); }
   int64_t active_requests() const { return static_cast<int64_t>(by_id_.size()); }
   State state() const;
+  // Oldest first.
+  std::vector<RequestInfo> ListRequests() const;
+  // The idle blocks that became free.
+  int64_t ResetPrefixCache();
   absl::Time Now() const;
 
  private:
@@ -166,6 +169,9 @@ class EngineCore {
   // Its step has reported, or never will.
   void Unpin(const EntryInFlight& entry);
 
+  // Blocks that are held, but are in no sequence's table.
+  int64_t PinnedWithoutOwner() const;
+
   // ---- ends ----
   void Retire(SequenceState* sequence);
   void ReleasePlace(SequenceState* sequence);
@@ -176,6 +182,7 @@ class EngineCore {
   const EngineOptions options_;
   const Tokenizer* const tokenizer_;
   const Hooks hooks_;
+  EngineObserver* const observer_;  // never nullptr
 
   uint64_t term_ = 0;
   uint64_t epoch_ = 0;

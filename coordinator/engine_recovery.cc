@@ -47,7 +47,7 @@ void EngineCore::Suspend(const Fault& fault) {
   }
   // The workers begin the next epoch with empty slots.
   released_slots_.clear();
-  cache_.Clear();
+  cache_.ForgetAll();
   replay_.requests = static_cast<int64_t>(replayed.size());
   counters_.requests_replayed += replay_.requests;
   ++counters_.recoveries;

@@ -74,6 +74,11 @@ std::string ReasonOf(const absl::Status& status) {
   return info.reason();
 }
 
+std::string ReasonOrCode(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  return reason.empty() ? absl::StatusCodeToString(status.code()) : reason;
+}
+
 std::string DetailsOf(const absl::Status& status) {
   const absl::optional<absl::Cord> payload = status.GetPayload(kPayloadUrl);
   return payload.has_value() ? std::string(*payload) : "";

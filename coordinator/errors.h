@@ -32,6 +32,8 @@ absl::Status InvalidField(absl::string_view reason, absl::string_view field,
                           std::vector<std::pair<std::string, std::string>> metadata = {});
 // The reason of a status made by MakeError, or "".
 std::string ReasonOf(const absl::Status& status);
+// The reason, or the name of the code where there is none.
+std::string ReasonOrCode(const absl::Status& status);
 // The serialized google.rpc.Status payload (what travels in grpc-status-details-bin), or "".
 std::string DetailsOf(const absl::Status& status);
 

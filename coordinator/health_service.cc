@@ -123,7 +123,7 @@ grpc::ServerUnaryReactor* HealthServiceImpl::Check(grpc::CallbackServerContext* 
                                                    const grpc::ByteBuffer* request,
                                                    grpc::ByteBuffer* response) {
   return HandleUnary<HealthCheckRequest, HealthCheckResponse>(
-      context, request, response, [this](const auto& in, auto* out) {
+      /*authorizer=*/nullptr, context, request, response, [this](const auto& in, auto* out) {
         {
           absl::MutexLock lock(&mutex_);
           out->set_status(StateOf(in.service()));

@@ -121,8 +121,9 @@ absl::Status CountInput(const ServingBackend& backend, const CountTokensRequest&
 
 }  // namespace
 
-InferenceServiceImpl::InferenceServiceImpl(ServingBackend* backend, const RequestLimits& limits)
-    : backend_(backend), limits_(limits) {}
+InferenceServiceImpl::InferenceServiceImpl(ServingBackend* backend, const Authorizer* authorizer,
+                                           const RequestLimits& limits)
+    : backend_(backend), authorizer_(authorizer), limits_(limits) {}
 
 void InferenceServiceImpl::FillFresh(RequestContext* context) {
   absl::MutexLock lock(&mutex_);
@@ -137,6 +138,7 @@ void InferenceServiceImpl::FillFresh(RequestContext* context) {
 
 absl::StatusOr<GenerationSpec> InferenceServiceImpl::Prepare(
     const grpc::CallbackServerContext& context, const grpc::ByteBuffer& bytes) {
+  RETURN_IF_ERROR(authorizer_->Check(context));
   ASSIGN_OR_RETURN(const auto model, backend_->Model());
   inference::v1::GenerateRequest request;
   RETURN_IF_ERROR(ReadMessage(bytes, &request));
@@ -176,7 +178,7 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::CancelGeneration(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
     grpc::ByteBuffer* response) {
   return HandleUnary<CancelGenerationRequest, CancelGenerationResponse>(
-      context, request, response,
+      authorizer_, context, request, response,
       [this](const auto& in, auto* out) { return CancelRequest(backend_, in, out); });
 }
 
@@ -184,7 +186,7 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::Tokenize(grpc::CallbackServerCon
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* response) {
   return HandleUnary<TokenizeRequest, TokenizeResponse>(
-      context, request, response,
+      authorizer_, context, request, response,
       [this](const auto& in, auto* out) { return TokenizeInput(*backend_, in, out); });
 }
 
@@ -192,7 +194,7 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::Detokenize(grpc::CallbackServerC
                                                            const grpc::ByteBuffer* request,
                                                            grpc::ByteBuffer* response) {
   return HandleUnary<DetokenizeRequest, DetokenizeResponse>(
-      context, request, response,
+      authorizer_, context, request, response,
       [this](const auto& in, auto* out) { return DetokenizeIds(*backend_, in, out); });
 }
 
@@ -200,7 +202,7 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::CountTokens(grpc::CallbackServer
                                                             const grpc::ByteBuffer* request,
                                                             grpc::ByteBuffer* response) {
   return HandleUnary<CountTokensRequest, CountTokensResponse>(
-      context, request, response,
+      authorizer_, context, request, response,
       [this](const auto& in, auto* out) { return CountInput(*backend_, in, out); });
 }
 

@@ -6,6 +6,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/random/random.h"
 #include "absl/synchronization/mutex.h"
+#include "coordinator/authorizer.h"
 #include "coordinator/request_validator.h"
 #include "coordinator/serving_backend.h"
 #include "grpcpp/grpcpp.h"
@@ -26,8 +27,9 @@ using InferenceServiceBase =
 
 class InferenceServiceImpl final : public internal::InferenceServiceBase {
  public:
-  // `backend` outlives the service.
-  explicit InferenceServiceImpl(ServingBackend* backend, const RequestLimits& limits = {});
+  // `backend` and `authorizer` outlive the service.
+  InferenceServiceImpl(ServingBackend* backend, const Authorizer* authorizer,
+                       const RequestLimits& limits = {});
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override;
@@ -54,6 +56,7 @@ class InferenceServiceImpl final : public internal::InferenceServiceBase {
   void FillFresh(RequestContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
 
   ServingBackend* const backend_;
+  const Authorizer* const authorizer_;
   const RequestLimits limits_;
   absl::Mutex mutex_;
   absl::BitGen random_ ABSL_GUARDED_BY(mutex_);

@@ -25,8 +25,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  lockstep::ApplyLogLevel(flags.log_level());
-  lockstep::SetLogRole("coordinator");
+  flags.ApplyToLog();
   auto options = flags.Coordinator();
   if (!options.ok()) {
     lockstep::LogError(options.status().message());

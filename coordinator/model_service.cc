@@ -39,7 +39,7 @@ grpc::ServerUnaryReactor* ModelServiceImpl::GetModel(grpc::CallbackServerContext
                                                      const grpc::ByteBuffer* request,
                                                      grpc::ByteBuffer* response) {
   return HandleUnary<GetModelRequest, ModelMessage>(
-      context, request, response, [this](const auto& in, auto* out) -> absl::Status {
+      authorizer_, context, request, response, [this](const auto& in, auto* out) -> absl::Status {
         ASSIGN_OR_RETURN(const auto model, backend_->Model());
         RETURN_IF_ERROR(CheckModelName(in.name(), *model));
         Describe(*model, backend_->Ready().ok(), out);
@@ -51,7 +51,7 @@ grpc::ServerUnaryReactor* ModelServiceImpl::ListModels(grpc::CallbackServerConte
                                                        const grpc::ByteBuffer* request,
                                                        grpc::ByteBuffer* response) {
   return HandleUnary<ListModelsRequest, ListModelsResponse>(
-      context, request, response, [this](const auto&, auto* out) {
+      authorizer_, context, request, response, [this](const auto&, auto* out) {
         const auto model = backend_->Model();
         if (model.ok()) Describe(**model, backend_->Ready().ok(), out->add_models());
         return absl::OkStatus();
@@ -61,7 +61,7 @@ grpc::ServerUnaryReactor* ModelServiceImpl::ListModels(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* ModelServiceImpl::GetServerStatus(grpc::CallbackServerContext* context,
                                                             const grpc::ByteBuffer* request,
                                                             grpc::ByteBuffer* response) {
-  return HandleUnary<GetServerStatusRequest, ServerStatus>(context, request, response,
+  return HandleUnary<GetServerStatusRequest, ServerStatus>(authorizer_, context, request, response,
                                                            [this](const auto&, auto* out) {
                                                              *out = backend_->Status();
                                                              return absl::OkStatus();

@@ -1,6 +1,7 @@
 // ModelService as a gRPC service: what is served, and the state of the server.
 #pragma once
 
+#include "coordinator/authorizer.h"
 #include "coordinator/serving_backend.h"
 #include "grpcpp/grpcpp.h"
 #include "proto/model.grpc.pb.h"
@@ -20,8 +21,9 @@ using ModelServiceBase =
 
 class ModelServiceImpl final : public internal::ModelServiceBase {
  public:
-  // `backend` outlives the service.
-  explicit ModelServiceImpl(ServingBackend* backend) : backend_(backend) {}
+  // `backend` and `authorizer` outlive the service.
+  ModelServiceImpl(ServingBackend* backend, const Authorizer* authorizer)
+      : backend_(backend), authorizer_(authorizer) {}
 
   grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request,
@@ -37,6 +39,7 @@ class ModelServiceImpl final : public internal::ModelServiceBase {
 
  private:
   ServingBackend* const backend_;
+  const Authorizer* const authorizer_;
 };
 
 }  // namespace lockstep

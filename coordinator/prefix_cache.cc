@@ -120,7 +120,7 @@ void PrefixCache::ForgetBlocks(const std::vector<int32_t>& table) {
   }
 }
 
-void PrefixCache::Clear() {
+void PrefixCache::ForgetAll() {
   while (!entries_.empty()) Forget(uint64_t{entries_.begin()->first});
 }
 

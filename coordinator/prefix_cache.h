@@ -63,8 +63,8 @@ class PrefixCache {
                 int64_t index, int32_t block);
   // The content of these blocks is not to be reused (it is suspect).
   void ForgetBlocks(const std::vector<int32_t>& table);
-  // Nothing that was written is to be reused: the devices were reset.
-  void Clear();
+  // No prefix is known any more. Blocks and snapshots that are in use are freed by their last user.
+  void ForgetAll();
   bool Knows(uint64_t name) const { return entries_.count(name) != 0; }
 
   // ---- snapshots ----

@@ -128,5 +128,24 @@ TEST(PrefixCacheTest, ForgottenBlocksAreNotFoundAndTheirSnapshotOutlivesItsReade
   EXPECT_EQ(cache.blocks().num_free(), 4);
 }
 
+TEST(PrefixCacheTest, AfterForgetAllNothingIsKnownAndNothingIsLost) {
+  PrefixCache cache(6, 3);
+  const std::vector<int32_t> held = Fill(&cache, Tokens(128), {64, 128});
+  cache.ReleaseBlocks(Fill(&cache, Tokens(192, 5), {192}));
+  const PrefixCache::Hit hit = Lookup(cache, Tokens(129));
+  cache.Acquire(hit);
+  EXPECT_EQ(cache.blocks().num_idle(), 3);
+  cache.ForgetAll();
+  EXPECT_EQ(Lookup(cache, Tokens(129)).position, 0);
+  EXPECT_EQ(cache.blocks().num_idle(), 0);
+  EXPECT_EQ(cache.blocks().num_held(), 2) << "still in use";
+  EXPECT_EQ(cache.snapshots_used(), 1) << "a step still reads it";
+  cache.UnpinSnapshot(hit.snapshot);
+  cache.ReleaseBlocks(held);
+  cache.ReleaseBlocks(hit.blocks);
+  EXPECT_EQ(cache.blocks().num_free(), 6);
+  EXPECT_EQ(cache.snapshots_used(), 0);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,48 +1,25 @@
 // PublicServer: see public_server.h.
 #include "coordinator/public_server.h"
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
-#include "grpcpp/health_check_service_interface.h"
+#include "kernels/base/status_macros.h"
 
 namespace lockstep {
 namespace {
 
 constexpr char kInferenceName[] = "lockstep.inference.v1.InferenceService";
-constexpr int kMinPingIntervalMs = 10 * 1000;
-
-void Configure(grpc::ServerBuilder* builder) {
-  builder->SetMaxReceiveMessageSize(static_cast<int>(kPublicMessageBytes));
-  builder->SetMaxSendMessageSize(static_cast<int>(kPublicMessageBytes));
-  // Clients may ping an idle connection; the library's default is to cut them off.
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                              kMinPingIntervalMs);
-  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // Two servers on one port would share its connections silently.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-}
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::string& address,
+absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const ListenOptions& options,
                                                                   ServingBackend* backend) {
-  grpc::EnableDefaultHealthCheckService(false);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  std::unique_ptr<PublicServer> result(new PublicServer(backend));
-  grpc::ServerBuilder builder;
-  Configure(&builder);
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &result->port_);
-  builder.RegisterService(&result->inference_);
-  builder.RegisterService(&result->model_);
-  builder.RegisterService(&result->health_);
-  result->server_ = builder.BuildAndStart();
-  if (result->server_ == nullptr || result->port_ == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot listen on ", address,
-                     ": the port is in use, or the address is none of this machine; choose another "
-                     "with --host and --port"));
-  }
+  ASSIGN_OR_RETURN(std::unique_ptr<Authorizer> authorizer,
+                   Authorizer::Open(options.token_file, options.token_flag));
+  std::unique_ptr<PublicServer> result(new PublicServer(backend, std::move(authorizer)));
+  ASSIGN_OR_RETURN(BoundServer bound,
+                   Listen(options, {&result->inference_, &result->model_, &result->health_}));
+  result->server_ = std::move(bound.server);
+  result->port_ = bound.port;
   result->SetReady(false);
   result->SetHealth("liveness", true);
   return result;

@@ -3,17 +3,21 @@
 //
 // Health names: "" and "lockstep.inference.v1.InferenceService" (readiness), "liveness" (true as
 // long as the server runs), and what SetHealth adds ("worker/<rank>"). Watch stays open over
-// transitions, until Shutdown.
+// transitions, until Shutdown. Health and reflection are open to everybody who can connect; all
+// other methods ask for a token when there is a token file.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/authorizer.h"
 #include "coordinator/health_service.h"
 #include "coordinator/inference_service.h"
+#include "coordinator/listener.h"
 #include "coordinator/model_service.h"
 #include "coordinator/serving_backend.h"
 #include "grpcpp/grpcpp.h"
@@ -22,9 +26,8 @@ namespace lockstep {
 
 class PublicServer {
  public:
-  // Listens on `address` ("127.0.0.1:50051", port 0: any free one). Not ready at first. `backend`
-  // outlives the server. FAILED_PRECONDITION when the address cannot be had.
-  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(const std::string& address,
+  // Not ready at first. `backend` outlives the server. Errors as of Listen and Authorizer::Open.
+  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(const ListenOptions& options,
                                                              ServingBackend* backend);
   ~PublicServer();
 
@@ -36,8 +39,12 @@ class PublicServer {
   void Shutdown(absl::Time deadline);
 
  private:
-  explicit PublicServer(ServingBackend* backend) : inference_(backend), model_(backend) {}
+  PublicServer(ServingBackend* backend, std::unique_ptr<Authorizer> authorizer)
+      : authorizer_(std::move(authorizer)),
+        inference_(backend, authorizer_.get()),
+        model_(backend, authorizer_.get()) {}
 
+  const std::unique_ptr<Authorizer> authorizer_;
   InferenceServiceImpl inference_;
   ModelServiceImpl model_;
   HealthServiceImpl health_;

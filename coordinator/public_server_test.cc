@@ -31,6 +31,12 @@ using inference::v1::GenerateResult;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+ListenOptions Loopback() {
+  ListenOptions options;
+  options.address = "127.0.0.1:0";
+  return options;
+}
+
 class PublicServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -41,7 +47,7 @@ class PublicServerTest : public ::testing::Test {
     model->tokenizer = std::make_shared<FakeTokenizer>();
     model->has_chat_template = true;
     backend_.SetModel(std::shared_ptr<const ServedModel>(model));
-    auto server = PublicServer::Start("127.0.0.1:0", &backend_);
+    auto server = PublicServer::Start(Loopback(), &backend_);
     ASSERT_OK(server);
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
@@ -510,7 +516,9 @@ TEST_F(PublicServerTest, ReflectionListsTheServices) {
 }
 
 TEST_F(PublicServerTest, SecondServerOnThePortIsRefused) {
-  const auto second = PublicServer::Start(absl::StrCat("127.0.0.1:", server_->port()), &backend_);
+  ListenOptions same = Loopback();
+  same.address = absl::StrCat("127.0.0.1:", server_->port());
+  const auto second = PublicServer::Start(same, &backend_);
   EXPECT_THAT(second, testing::StatusIs(absl::StatusCode::kFailedPrecondition,
                                         HasSubstr("the port is in use")));
 }

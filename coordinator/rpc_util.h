@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "coordinator/authorizer.h"
 #include "coordinator/wire_check.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/grpcpp.h"
@@ -23,13 +24,15 @@ grpc::ByteBuffer WriteMessage(const google::protobuf::Message& message);
 // InfiniteFuture when the client set none.
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context);
 
-// A unary method whose answer is ready at once.
+// A unary method whose answer is ready at once. `authorizer` nullptr: everybody may call it.
 template <typename Request, typename Response, typename Handler>
-grpc::ServerUnaryReactor* HandleUnary(grpc::CallbackServerContext* context,
+grpc::ServerUnaryReactor* HandleUnary(const Authorizer* authorizer,
+                                      grpc::CallbackServerContext* context,
                                       const grpc::ByteBuffer* request_bytes,
                                       grpc::ByteBuffer* response_bytes, const Handler& handler) {
   Request request;
-  absl::Status status = ReadMessage(*request_bytes, &request);
+  absl::Status status = authorizer == nullptr ? absl::OkStatus() : authorizer->Check(*context);
+  if (status.ok()) status = ReadMessage(*request_bytes, &request);
   if (status.ok()) {
     Response response;
     status = handler(request, &response);

@@ -87,6 +87,7 @@ struct SequenceState {
   int32_t recoveries = 0;
   absl::Time first_scheduled;
   absl::Time first_token;
+  absl::Time last_token;
 
   // Rows [position, end) can run: their tokens are known, or sampled by last_step.
   int64_t end() const { return request->prompt_length() + planned_outputs; }

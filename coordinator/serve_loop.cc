@@ -15,8 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "coordinator/edge_options.h"
 #include "coordinator/errors.h"
 #include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
 
 namespace lockstep {
 namespace {
@@ -25,6 +27,8 @@ constexpr int kExitFailed = 1;
 constexpr int kExitCannotConnect = 3;
 constexpr int kExitInterrupted = 130;
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
+// A long load is no failed start: the service manager is told each third of this.
+constexpr absl::Duration kStartExtension = absl::Seconds(30);
 
 sigset_t StopSignals() {
   sigset_t set;
@@ -47,7 +51,8 @@ int ExitCodeOf(int signal) { return signal == SIGINT ? kExitInterrupted : 0; }
 int AbortedExitCode(int signal) { return signal == SIGINT ? kExitInterrupted : kExitFailed; }
 
 // Written beside and renamed, so that a reader never sees a part of it.
-absl::Status WriteAddress(const std::string& path, const std::string& address) {
+absl::Status WriteAddress(absl::string_view flag, const std::string& path,
+                          const std::string& address) {
   if (path.empty()) return absl::OkStatus();
   const std::string beside = absl::StrCat(path, ".new");
   {
@@ -55,7 +60,31 @@ absl::Status WriteAddress(const std::string& path, const std::string& address) {
     file << address << "\n";
   }
   if (rename(beside.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("cannot write --address-file ", path));
+  return absl::InvalidArgumentError(absl::StrCat("cannot write ", flag, " ", path));
+}
+
+absl::Status WriteAddresses(const Coordinator& coordinator, const CoordinatorOptions& options,
+                            const ServeLoopOptions& loop) {
+  RETURN_IF_ERROR(WriteAddress("--address-file", loop.address_file, coordinator.address()));
+  const EdgeOptions& edges = options.edges;
+  if (coordinator.admin_port() > 0) {
+    RETURN_IF_ERROR(WriteAddress("--admin-address-file", loop.admin_address_file,
+                                 absl::StrCat(edges.admin_host, ":", coordinator.admin_port())));
+  }
+  if (coordinator.metrics_port() > 0) {
+    RETURN_IF_ERROR(
+        WriteAddress("--metrics-address-file", loop.metrics_address_file,
+                     absl::StrCat(edges.metrics_host, ":", coordinator.metrics_port())));
+  }
+  return absl::OkStatus();
+}
+
+// What is done at every poll, whatever the server does.
+void Tell(const Coordinator& coordinator, ServiceNotifier* notifier) {
+  const absl::Time now = absl::Now();
+  if (coordinator.Alive()) notifier->Alive(now);
+  notifier->Status(coordinator.StatusLine(), now);
+  FlushRepeatedLogs();
 }
 
 // What a signal or a failure ended; `signal` 0 means `failure`.
@@ -65,7 +94,7 @@ struct Ending {
 };
 
 // Waits for a signal or a failed load.
-Ending Serve(Coordinator* coordinator) {
+Ending Serve(Coordinator* coordinator, ServiceNotifier* notifier) {
   std::atomic<bool> load_ended{false};
   absl::Status load_status;
   std::thread loader([&]() {
@@ -74,11 +103,20 @@ Ending Serve(Coordinator* coordinator) {
   });
   Ending ending;
   bool announced = false;
+  absl::Time extend_at = absl::InfinitePast();
   while (ending.signal == 0 && ending.failure.ok()) {
     ending.signal = WaitForSignal(kPoll);
     if (ending.signal != 0) break;
+    Tell(*coordinator, notifier);
+    if (!load_ended && absl::Now() >= extend_at) {
+      notifier->ExtendStart(kStartExtension);
+      extend_at = absl::Now() + kStartExtension / 3;
+    }
     if (!load_ended) continue;
-    if (!announced && load_status.ok()) fputs(coordinator->Describe().c_str(), stderr);
+    if (!announced && load_status.ok()) {
+      fputs(coordinator->Describe().c_str(), stderr);
+      notifier->Ready();
+    }
     announced = true;
     ending.failure = coordinator->Healthy();
   }
@@ -98,11 +136,13 @@ Ending Serve(Coordinator* coordinator) {
 
 // Lets running requests finish. The signal that ended this early, or 0. An error when the engine
 // failed meanwhile: nothing runs any more.
-absl::StatusOr<int> DrainFor(Coordinator* coordinator, absl::Duration timeout) {
+absl::StatusOr<int> DrainFor(Coordinator* coordinator, absl::Duration timeout,
+                             ServiceNotifier* notifier) {
   coordinator->Drain();
   LogInfo("draining: running requests have ", absl::FormatDuration(timeout), " to finish");
   const absl::Time deadline = absl::Now() + timeout;
   while (!coordinator->Idle()) {
+    Tell(*coordinator, notifier);
     if (const absl::Status healthy = coordinator->Healthy(); !healthy.ok()) return healthy;
     if (absl::Now() >= deadline) {
       LogWarning("the shutdown timeout is over: requests that still run are ended");
@@ -146,16 +186,20 @@ int RunServer(const CoordinatorOptions& coordinator_options, const ServeLoopOpti
     LogError(coordinator.status().message());
     return kExitFailed;
   }
-  const std::string address = absl::StrCat(coordinator_options.host, ":", (*coordinator)->port());
+  const std::string address = (*coordinator)->address();
   LogInfo("listening on ", address, ", loading ", coordinator_options.model_path);
-  if (const absl::Status written = WriteAddress(options.address_file, address); !written.ok()) {
+  if (const absl::Status written = WriteAddresses(**coordinator, coordinator_options, options);
+      !written.ok()) {
     LogError(written.message());
     return kExitFailed;
   }
-  const Ending ending = Serve(coordinator->get());
+  ServiceNotifier notifier(options.notify);
+  const Ending ending = Serve(coordinator->get(), &notifier);
+  notifier.Stopping();
   int exit_code = kExitFailed;
   if (ending.signal != 0) {
-    const absl::StatusOr<int> drained = DrainFor(coordinator->get(), options.shutdown_timeout);
+    const absl::StatusOr<int> drained =
+        DrainFor(coordinator->get(), options.shutdown_timeout, &notifier);
     if (!drained.ok()) {
       LogError(drained.status().message());
     } else {

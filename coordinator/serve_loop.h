@@ -7,12 +7,18 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "coordinator/coordinator.h"
+#include "coordinator/service_notifier.h"
 
 namespace lockstep {
 
 struct ServeLoopOptions {
   absl::Duration shutdown_timeout = absl::Seconds(30);
-  std::string address_file;  // gets "host:port" once the server listens; empty: none
+  // Each gets "host:port" (the first one "unix:/path" where that is) once the server listens;
+  // empty: none.
+  std::string address_file;
+  std::string admin_address_file;
+  std::string metrics_address_file;
+  NotifyOptions notify;
 };
 
 // Blocks SIGTERM and SIGINT for this thread and all that it starts; RunServer takes them. Call

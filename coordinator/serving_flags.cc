@@ -1,6 +1,8 @@
 // The flags of a process that serves: see serving_flags.h.
 #include "coordinator/serving_flags.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -13,13 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/log.h"
+#include "kernels/base/status_macros.h"
+#include "security/grpc_log.h"
 
 namespace lockstep {
 namespace {
-
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "[::1]" || host == "::1" || host.rfind("127.", 0) == 0;
-}
 
 // A port of 1 to 65535 in decimal.
 bool IsPort(absl::string_view text) {
@@ -52,11 +52,21 @@ void ServingFlags::AddTo(CLI::App* app) {
   app->add_option("--port", port_, "Port to listen on; 0 takes any free one")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
-  app->add_flag("--insecure-listen", insecure_listen_,
-                "Allow a --host that other machines can reach: the port has no encryption and no "
-                "authentication");
+  edges_.AddTo(app);
   app->add_option("--address-file", address_file_,
                   "Write host:port to this file once the server listens");
+  app->add_option("--admin-address-file", admin_address_file_, "Likewise, of the admin service");
+  app->add_option("--metrics-address-file", metrics_address_file_, "Likewise, of the metrics");
+  app->add_option("--notify-socket", notify_socket_,
+                  "Tell a service manager here (systemd, Type=notify)")
+      ->envname("NOTIFY_SOCKET");
+  app->add_option("--watchdog-usec", watchdog_usec_,
+                  "Give the service manager a sign of life within this many microseconds")
+      ->envname("WATCHDOG_USEC")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--watchdog-pid", watchdog_pid_,
+                  "The process that --watchdog-usec is meant for. Default (0): this one")
+      ->envname("WATCHDOG_PID");
   app->add_option("--max-model-len", capacity_.max_model_len,
                   "Longest prompt plus output, in tokens. Default (0): what the model can");
   app->add_option("--max-num-seqs", capacity_.max_num_seqs, "Sequences in a batch at most")
@@ -114,6 +124,9 @@ void ServingFlags::AddTo(CLI::App* app) {
       ->capture_default_str();
   app->add_option("--state-dir", state_dir_,
                   "Folder that keeps what must outlive the server (its term and epoch)");
+  app->add_option("--log-format", log_format_, "Log lines as text or as JSON objects")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   app->add_option("--log-level", log_level_, "Least severity of log lines on stderr")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
@@ -127,6 +140,7 @@ void ServingFlags::AddWorkersTo(CLI::App* app) {
   app->add_option("--spare-workers", spare_workers_,
                   "Addresses of workers that wait to take the place of any that is lost")
       ->delimiter(',');
+  edges_.AddWorkerTlsTo(app);
 }
 
 absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
@@ -139,12 +153,7 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
                      "\" is no address of a worker; give host:port with a port of 1 to 65535, "
                      "[IPv6 address]:port or unix:path"));
   }
-  if (!IsLoopback(host_) && !insecure_listen_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--host ", host_,
-                     " can be reached by other machines without encryption or authentication; say "
-                     "--insecure-listen if that is meant"));
-  }
+  ASSIGN_OR_RETURN(EdgeOptions edges, edges_.Options(host_));
   if (!std::isfinite(shutdown_timeout_s_) || !std::isfinite(connect_timeout_s_)) {
     return absl::InvalidArgumentError("--shutdown-timeout and --connect-timeout must be finite");
   }
@@ -172,6 +181,7 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   }
   options.host = host_;
   options.port = port_;
+  options.edges = std::move(edges);
   options.activation_dtype =
       activations_ == "f32" ? worker::v1::ACTIVATION_F32 : worker::v1::ACTIVATION_BF16;
   options.activation_quant = activation_quant_ == "checkpoint"
@@ -197,13 +207,22 @@ ServeLoopOptions ServingFlags::Loop() const {
   ServeLoopOptions options;
   options.shutdown_timeout = absl::Seconds(shutdown_timeout_s_);
   options.address_file = address_file_;
+  options.admin_address_file = admin_address_file_;
+  options.metrics_address_file = metrics_address_file_;
+  options.notify.socket = notify_socket_;
+  if (watchdog_pid_ == 0 || watchdog_pid_ == getpid()) {
+    options.notify.watchdog = absl::Microseconds(watchdog_usec_);
+  }
   return options;
 }
 
-void ApplyLogLevel(const std::string& level) {
-  SetLogLevel(level == "error"     ? Severity::kError
-              : level == "warning" ? Severity::kWarning
-                                   : Severity::kInfo);
+void ServingFlags::ApplyToLog() const {
+  SetLogLevel(log_level_ == "error"     ? Severity::kError
+              : log_level_ == "warning" ? Severity::kWarning
+                                        : Severity::kInfo);
+  SetLogFormat(log_format_ == "json" ? LogFormat::kJson : LogFormat::kText);
+  SetLogRole("coordinator");
+  SendGrpcLogsToOurs();
 }
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "coordinator/coordinator.h"
+#include "coordinator/edge_flags.h"
 #include "coordinator/serve_loop.h"
 
 namespace lockstep {
@@ -29,6 +30,9 @@ class ServingFlags {
 
   const std::string& model() const { return model_; }
   const std::string& log_level() const { return log_level_; }
+  const std::string& log_format() const { return log_format_; }
+  // Level and format of this process's log, as the coordinator's.
+  void ApplyToLog() const;
 
  private:
   std::string model_;
@@ -36,8 +40,13 @@ class ServingFlags {
   std::vector<std::string> names_;
   std::string host_ = "127.0.0.1";
   int port_ = 50051;
-  bool insecure_listen_ = false;
+  EdgeFlags edges_;
   std::string address_file_;
+  std::string admin_address_file_;
+  std::string metrics_address_file_;
+  std::string notify_socket_;
+  int64_t watchdog_usec_ = 0;
+  int64_t watchdog_pid_ = 0;
   CapacityRequest capacity_;
   std::string activations_ = "bf16";
   std::string activation_quant_ = "none";
@@ -54,9 +63,7 @@ class ServingFlags {
   std::vector<std::string> spare_workers_;
   std::string state_dir_;
   std::string log_level_ = "info";
+  std::string log_format_ = "text";
 };
-
-// "info", "warning" or "error" for this process's log.
-void ApplyLogLevel(const std::string& level);
 
 }  // namespace lockstep

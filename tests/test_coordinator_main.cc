@@ -82,8 +82,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-  ApplyLogLevel(flags.log_level());
-  SetLogRole("coordinator");
+  flags.ApplyToLog();
   auto options = flags.Coordinator();
   if (!options.ok()) {
     LogError(options.status().message());

@@ -10,6 +10,7 @@ packages=(
   libabsl-dev libgrpc++-dev libgrpc-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libgtest-dev libgmock-dev
   nlohmann-json3-dev libpcre2-dev libutf8proc-dev libxxhash-dev libcli11-dev
+  prometheus-cpp-dev libssl-dev openssl
   python3-grpcio python3-protobuf
   clang-14 clang-format-14 libclang-rt-14-dev
 )

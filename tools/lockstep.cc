@@ -3,6 +3,7 @@
 #include "CLI/App.hpp"
 #include "CLI/Config.hpp"
 #include "CLI/Formatter.hpp"
+#include "tools/cli/admin.h"
 #include "tools/cli/bench.h"
 #include "tools/cli/chat.h"
 #include "tools/cli/common.h"
@@ -24,7 +25,7 @@ constexpr AddVerb kVerbs[] = {
     lockstep::cli::AddServe,    lockstep::cli::AddCoordinator, lockstep::cli::AddWorker,
     lockstep::cli::AddGenerate, lockstep::cli::AddChat,        lockstep::cli::AddTokenize,
     lockstep::cli::AddStatus,   lockstep::cli::AddHealth,      lockstep::cli::AddBench,
-    lockstep::cli::AddEval,     lockstep::cli::AddVersion,
+    lockstep::cli::AddEval,     lockstep::cli::AddAdminVerbs,  lockstep::cli::AddVersion,
 };
 
 }  // namespace

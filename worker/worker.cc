@@ -279,6 +279,7 @@ void Worker::RunLoad(std::shared_ptr<Load> load) {
   if (loaded.ok()) {
     state_ = pb::LOADED;
     rank_ = load->spec.rank;
+    SetLogRank(rank_);
     world_ = load->spec.world;
     threads_ = threads;
     model_digest_ = load->digest = loaded->model_digest;
@@ -372,6 +373,7 @@ absl::StatusOr<pb::PrepareCommResponse> Worker::PrepareComm(const pb::PrepareCom
       return WrongStateLocked("PrepareComm", "LOADED or later");
     }
     epoch_ = request.epoch();
+    SetLogEpoch(epoch_);
     EndGroupLocked(reason, &ended);
     state_ = pb::LOADED;
     error_.clear();

@@ -23,6 +23,8 @@
 #include "kernels/base/version.h"
 #include "kernels/runtime/cpu_isa.h"
 #include "kernels/runtime/device_stream.h"
+#include "security/grpc_log.h"
+#include "security/tls.h"
 #include "worker/model_loader.h"
 #include "worker/worker.h"
 #include "worker/worker_service.h"
@@ -43,6 +45,8 @@ struct Flags {
   double orphan_timeout = 0;
   bool insecure_listen = false;
   std::string log_level = "info";
+  std::string log_format = "text";
+  TlsFiles tls;
 };
 
 void AddFlags(CLI::App* app, Flags* flags) {
@@ -66,6 +70,16 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->capture_default_str();
   app->add_flag("--insecure-listen", flags->insecure_listen,
                 "Allow plaintext on an address that other hosts can reach");
+  app->add_option("--tls-cert", flags->tls.cert,
+                  "Mutual TLS with the coordinator: PEM file of the worker's certificate, which "
+                  "must name the host that the coordinator calls; all three --tls flags or none. "
+                  "The files are read again when they change");
+  app->add_option("--tls-key", flags->tls.key, "PEM file of the key of --tls-cert");
+  app->add_option("--tls-ca", flags->tls.ca,
+                  "CA of the coordinator: who has no certificate of it is refused");
+  app->add_option("--log-format", flags->log_format, "Log lines as text or as JSON objects")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   app->add_option("--log-level", flags->log_level, "Least severe lines to log")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
@@ -153,13 +167,19 @@ int Serve(const Flags& flags, const WorkerMainHooks& hooks) {
                                                      ? hooks.make_service(&worker)
                                                      : std::make_unique<WorkerServiceImpl>(&worker);
 
+  const absl::Status mutual = CheckMutual(flags.tls, "--tls");
+  const auto credentials = MakeServerCredentials(flags.tls, "--tls");
+  if (!mutual.ok() || !credentials.ok()) {
+    LogError(mutual.ok() ? credentials.status().message() : mutual.message());
+    return mutual.ok() ? 1 : kExitUsage;
+  }
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   int port = 0;
   // Two workers on one port would take each other's calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  builder.AddListeningPort(flags.listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(flags.listen, *credentials, &port);
   builder.RegisterService(service.get());
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   const bool is_unix = absl::StartsWith(flags.listen, "unix:");
@@ -198,12 +218,14 @@ int WorkerMain(int argc, char** argv, const WorkerMainHooks& hooks) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   SetLogRole("worker");
+  SetLogFormat(flags.log_format == "json" ? LogFormat::kJson : LogFormat::kText);
+  SendGrpcLogsToOurs();
   if (flags.log_level == "warning") SetLogLevel(Severity::kWarning);
   if (flags.log_level == "error") SetLogLevel(Severity::kError);
-  if (!IsLocal(flags.listen) && !flags.insecure_listen) {
+  if (!IsLocal(flags.listen) && !flags.insecure_listen && !flags.tls.any()) {
     LogError("--listen ", flags.listen,
-             " can be reached by other hosts and is not encrypted; use a loopback address or add "
-             "--insecure-listen");
+             " can be reached by other hosts and is not encrypted; use a loopback address, give "
+             "--tls-cert, --tls-key and --tls-ca, or add --insecure-listen");
     return 1;
   }
   const pid_t parent = getppid();

@@ -38,6 +38,15 @@ grep -q -- "--insecure-listen" "$dir/plain.log" || fail "no message about --inse
 [ $? -eq 1 ] || fail "an address file that cannot be written was accepted"
 grep -q "cannot write --address-file" "$dir/file.log" || fail "no message about the file"
 
+"$worker" --listen 0.0.0.0:0 --tls-ca "$dir/address" > "$dir/tls.log" 2>&1
+[ $? -eq 2 ] || fail "TLS without a certificate was accepted"
+grep -q -- "missing: --tls-cert, --tls-key" "$dir/tls.log" || fail "no message about TLS"
+"$worker" --tls-cert "$dir/address" --tls-key "$dir/address" --tls-ca "$dir/address" \
+  --log-format json > "$dir/pem.log" 2>&1
+[ $? -eq 1 ] || fail "a file that is no certificate was accepted"
+grep -q '"severity":"error","role":"worker","message":"--tls-cert .* has no certificate' \
+  "$dir/pem.log" || fail "no message about the certificate"
+
 for device in tpu cuda:x cuda:-1; do
   "$worker" --device "$device" > "$dir/device.log" 2>&1
   [ $? -eq 2 ] || fail "device $device did not give exit code 2"

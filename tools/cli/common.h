@@ -8,6 +8,7 @@
 #include "CLI/App.hpp"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "security/tls.h"
 
 namespace lockstep {
 namespace cli {
@@ -33,6 +34,8 @@ struct ClientFlags {
   std::string address = "127.0.0.1:50051";
   double connect_timeout_s = 5;
   double timeout_s = 0;  // of a call; 0: none
+  TlsFiles tls;
+  std::string token_file;
 
   void AddTo(CLI::App* app);
   // A channel that is connected; nullptr after telling why not (exit code kExitCannotConnect).

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/serve_loop.h"
 #include "coordinator/serving_flags.h"
-#include "kernels/base/log.h"
 #include "tools/cli/common.h"
 
 namespace lockstep {
@@ -17,8 +16,7 @@ namespace {
 
 int Run(const ServingFlags& flags) {
   BlockStopSignals();
-  ApplyLogLevel(flags.log_level());
-  SetLogRole("coordinator");
+  flags.ApplyToLog();
   auto options = flags.Coordinator();
   if (!options.ok()) {
     Talk(absl::StrCat("error: ", options.status().message()));

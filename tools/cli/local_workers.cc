@@ -224,7 +224,8 @@ class LocalWorkers::Monitor {
                                      slot->file,      "--parent-death",
                                      "--device",      DeviceOf(options_.device, rank),
                                      "--threads",     absl::StrCat(ThreadsPerWorker(options_)),
-                                     "--log-level",   options_.log_level};
+                                     "--log-level",   options_.log_level,
+                                     "--log-format",  options_.log_format};
     argv.insert(argv.end(), options_.extra_flags.begin(), options_.extra_flags.end());
     ChildProcess::Options child;
     // A signal from the terminal goes to the server alone, which ends the workers after draining.

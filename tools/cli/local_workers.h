@@ -28,6 +28,7 @@ struct LocalWorkersOptions {
   std::string device = "cpu";
   int threads = 0;  // per worker; 0: cores / count, at least 1
   std::string log_level = "info";
+  std::string log_format = "text";
   std::vector<std::string> extra_flags;  // of the worker program
 };
 

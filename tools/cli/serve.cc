@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/serve_loop.h"
 #include "coordinator/serving_flags.h"
-#include "kernels/base/log.h"
 #include "tools/cli/common.h"
 #include "tools/cli/local_workers.h"
 
@@ -26,8 +25,7 @@ struct Flags {
 
 int Run(const Flags& flags) {
   BlockStopSignals();
-  ApplyLogLevel(flags.serving.log_level());
-  SetLogRole("coordinator");
+  flags.serving.ApplyToLog();
   auto options = flags.serving.Coordinator();
   if (!options.ok()) {
     Talk(absl::StrCat("error: ", options.status().message()));
@@ -35,6 +33,7 @@ int Run(const Flags& flags) {
   }
   LocalWorkersOptions worker_options = flags.workers;
   worker_options.log_level = flags.serving.log_level();
+  worker_options.log_format = flags.serving.log_format();
   auto workers = LocalWorkers::Start(worker_options);
   if (!workers.ok()) {
     Talk(absl::StrCat("error: the workers could not be started: ", workers.status().message()));

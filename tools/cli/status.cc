@@ -12,9 +12,9 @@
 #include "CLI/Validators.hpp"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "google/protobuf/util/json_util.h"
 #include "proto/model.grpc.pb.h"
 #include "tools/cli/common.h"
+#include "tools/cli/output.h"
 
 namespace lockstep {
 namespace cli {
@@ -24,20 +24,11 @@ using inference::v1::ServerStatus;
 
 struct Flags {
   ClientFlags client;
-  bool json = false;
+  OutputFlag output;
   double watch_s = 0;
 };
 
-void PrintJson(const google::protobuf::Message& message) {
-  google::protobuf::util::JsonPrintOptions options;
-  options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string text;
-  if (!google::protobuf::util::MessageToJsonString(message, &text, options).ok()) return;
-  std::cout << text << std::endl;
-}
-
-void PrintTable(const ServerStatus& s, const inference::v1::ListModelsResponse& models) {
+void PrintStatus(const ServerStatus& s, const inference::v1::ListModelsResponse& models) {
   std::cout << absl::StreamFormat("%-10s %s%s%s\n", "state", s.state(),
                                   s.state_detail().empty() ? "" : ": ", s.state_detail())
             << absl::StreamFormat("%-10s %s, up %d s, term %d, epoch %d\n", "server", s.version(),
@@ -77,10 +68,10 @@ int Show(const Flags& flags, inference::v1::ModelService::Stub* stub) {
   grpc::Status status = stub->GetServerStatus(&first, {}, &server);
   if (status.ok()) status = stub->ListModels(&second, {}, &models);
   if (!status.ok()) return TellFailure(status);
-  if (flags.json) {
+  if (flags.output.json()) {
     PrintJson(server);
   } else {
-    PrintTable(server, models);
+    PrintStatus(server, models);
   }
   return server.state() == "READY" ? kExitOk : kExitNotReady;
 }
@@ -105,7 +96,9 @@ void AddStatus(CLI::App* app, int* exit_code) {
       app->add_subcommand("status", "Show the server, its workers, its queue and its counters");
   auto flags = std::make_shared<Flags>();
   flags->client.AddTo(verb);
-  verb->add_flag("--json", flags->json, "Print the status as one line of JSON");
+  flags->output.AddTo(verb);
+  verb->add_flag_callback(
+      "--json", [flags]() { flags->output.format = "json"; }, "The same as --output json");
   verb->add_option("--watch", flags->watch_s, "Print again every this many seconds")
       ->check(CLI::PositiveNumber);
   verb->callback([flags, exit_code]() { *exit_code = Run(*flags); });
