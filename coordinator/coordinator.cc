@@ -91,8 +91,8 @@ class Coordinator::Impl : public ServingBackend {
   ~Impl() override { Stop(); }
 
   absl::Status Listen() {
-    ASSIGN_OR_RETURN(server_,
-                     PublicServer::Start(absl::StrCat(options_.host, ":", options_.port), this));
+    ASSIGN_OR_RETURN(server_, PublicServer::Start(absl::StrCat(options_.host, ":", options_.port),
+                                                  this, options_.generations));
     for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
       server_->SetHealth(absl::StrCat("worker/", rank), false);
     }

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "coordinator/capacity.h"
 #include "coordinator/engine.h"
+#include "coordinator/generation_table.h"
 #include "coordinator/step_transport.h"
 #include "coordinator/worker_group.h"
 #include "proto/worker.pb.h"
@@ -34,6 +35,7 @@ struct CoordinatorOptions {
   // Policies of the engine; its limits are overwritten by what `capacity` leads to, its names by
   // what is served.
   EngineOptions engine;
+  GenerationTableOptions generations;
   absl::Duration connect_timeout = absl::Minutes(10);
   // Injected by tests: a transport around the given one, which outlives it.
   std::function<std::unique_ptr<StepTransport>(StepTransport* transport)> wrap_transport;

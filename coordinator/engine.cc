@@ -69,7 +69,7 @@ class Engine::Impl {
       ++queued_;
       ++untaken_;
       queued_tokens_ += record.prompt_tokens;
-      records_.emplace(spec.request_id, std::move(record));
+      Remember(spec.request_id, record);
       arrivals_.push_back({std::move(spec), std::move(sink), core_.Now()});
     }
     WakeUp();
@@ -136,6 +136,7 @@ class Engine::Impl {
     int64_t prompt_tokens = 0;
     bool scheduled = false;
     bool finished = false;
+    bool completed = false;  // finished with an answer: a failed or cancelled one frees its id
   };
   struct Arrival {
     GenerationSpec spec;
@@ -151,15 +152,9 @@ class Engine::Impl {
   absl::Status Admissible(const GenerationSpec& spec) const {
     if (!failure_.ok()) return failure_;
     const auto known = records_.find(spec.request_id);
-    if (known != records_.end()) {
-      return WithReason(
-          absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
-          absl::StrCat("request_id ", spec.request_id,
-                       known->second.finished ? " was used by a finished request"
-                                              : " is in use by a running request",
-                       known->second.body_digest == spec.body_digest ? " with the same body"
-                                                                     : " with another body",
-                       ": choose a new one"));
+    if (known != records_.end() && (known->second.completed || !known->second.finished)) {
+      return RequestIdReused(spec.request_id, known->second.finished,
+                             known->second.body_digest == spec.body_digest);
     }
     const int64_t prompt = static_cast<int64_t>(spec.prompt_ids.size());
     // The last token that is generated is never run.
@@ -195,6 +190,13 @@ class Engine::Impl {
     return absl::OkStatus();
   }
 
+  // Requires mu_. In place of the record that a failed request of this id left.
+  void Remember(const std::string& request_id, const Record& record) {
+    if (!records_.insert_or_assign(request_id, record).second) {
+      remembered_.erase(std::find(remembered_.begin(), remembered_.end(), request_id));
+    }
+  }
+
   void WakeUp() {
     transport_->Wake();
     wake_.notify_all();
@@ -210,6 +212,7 @@ class Engine::Impl {
     Record& record = records_.at(request.spec.request_id);
     Unqueue(&record);
     record.finished = true;
+    record.completed = request.outputs_finished == request.spec.n;
     --active_;
     remembered_.push_back(request.spec.request_id);
     if (remembered_.size() > kRememberedRequests) {

@@ -69,7 +69,8 @@ class Engine {
   // Starts the thread. The transport must be ready to take steps of `term` and `epoch`.
   void Start(uint64_t term, uint64_t epoch);
 
-  // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED,
+  // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED (the id of
+  // a request that runs or has completed; a failed or cancelled one frees its id),
   // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL, UNAVAILABLE DRAINING or
   // ENGINE_FAILED. After OK the sink gets Accepted first. The sink is released after OnDone.
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink);

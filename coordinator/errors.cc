@@ -64,6 +64,17 @@ absl::Status InvalidField(absl::string_view reason, absl::string_view field,
   return MakeError(absl::StatusCode::kInvalidArgument, message, detail);
 }
 
+absl::Status RequestIdReused(absl::string_view request_id, bool finished, bool same_body) {
+  ErrorDetail detail;
+  detail.reason = "REQUEST_ID_REUSED";
+  return MakeError(
+      absl::StatusCode::kAlreadyExists,
+      absl::StrCat("request_id ", request_id,
+                   finished ? " was used by a finished request" : " is in use by a running request",
+                   same_body ? " with the same body" : " with another body", ": choose a new one"),
+      detail);
+}
+
 std::string ReasonOf(const absl::Status& status) {
   google::rpc::Status details;
   google::rpc::ErrorInfo info;

@@ -35,6 +35,7 @@ struct GenerationSpec {
   bool detokenize = true;  // false where the model has no tokenizer
   bool return_token_ids = true;
   bool echo = false;
+  bool detachable = false;  // goes on without a reader
   int32_t priority = 0;
   std::string cache_salt;
   bool cache_bypass = false;

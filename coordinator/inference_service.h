@@ -6,6 +6,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/random/random.h"
 #include "absl/synchronization/mutex.h"
+#include "coordinator/generation_table.h"
 #include "coordinator/request_validator.h"
 #include "coordinator/serving_backend.h"
 #include "grpcpp/grpcpp.h"
@@ -18,22 +19,30 @@ namespace internal {
 using RawInference = inference::v1::InferenceService;
 using InferenceServiceBase =
     RawInference::WithRawCallbackMethod_Generate<RawInference::WithRawCallbackMethod_GenerateOnce<
-        RawInference::WithRawCallbackMethod_CancelGeneration<
-            RawInference::WithRawCallbackMethod_Tokenize<
-                RawInference::WithRawCallbackMethod_Detokenize<
-                    RawInference::WithRawCallbackMethod_CountTokens<RawInference::Service>>>>>>;
+        RawInference::WithRawCallbackMethod_AttachGeneration<
+            RawInference::WithRawCallbackMethod_CancelGeneration<
+                RawInference::WithRawCallbackMethod_Tokenize<
+                    RawInference::WithRawCallbackMethod_Detokenize<
+                        RawInference::WithRawCallbackMethod_CountTokens<
+                            RawInference::Service>>>>>>>;
 }  // namespace internal
 
 class InferenceServiceImpl final : public internal::InferenceServiceBase {
  public:
   // `backend` outlives the service.
-  explicit InferenceServiceImpl(ServingBackend* backend, const RequestLimits& limits = {});
+  explicit InferenceServiceImpl(ServingBackend* backend,
+                                const GenerationTableOptions& generations = {},
+                                const RequestLimits& limits = {});
+
+  GenerationTable& generations() { return generations_; }
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override;
   grpc::ServerUnaryReactor* GenerateOnce(grpc::CallbackServerContext* context,
                                          const grpc::ByteBuffer* request,
                                          grpc::ByteBuffer* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* AttachGeneration(
+      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override;
   grpc::ServerUnaryReactor* CancelGeneration(grpc::CallbackServerContext* context,
                                              const grpc::ByteBuffer* request,
                                              grpc::ByteBuffer* response) override;
@@ -54,6 +63,7 @@ class InferenceServiceImpl final : public internal::InferenceServiceBase {
   void FillFresh(RequestContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
 
   ServingBackend* const backend_;
+  GenerationTable generations_;
   const RequestLimits limits_;
   absl::Mutex mutex_;
   absl::BitGen random_ ABSL_GUARDED_BY(mutex_);

@@ -25,11 +25,12 @@ void Configure(grpc::ServerBuilder* builder) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const std::string& address,
-                                                                  ServingBackend* backend) {
+absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(
+    const std::string& address, ServingBackend* backend,
+    const GenerationTableOptions& generations) {
   grpc::EnableDefaultHealthCheckService(false);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  std::unique_ptr<PublicServer> result(new PublicServer(backend));
+  std::unique_ptr<PublicServer> result(new PublicServer(backend, generations));
   grpc::ServerBuilder builder;
   Configure(&builder);
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &result->port_);

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "coordinator/generation_table.h"
 #include "coordinator/health_service.h"
 #include "coordinator/inference_service.h"
 #include "coordinator/model_service.h"
@@ -24,11 +25,13 @@ class PublicServer {
  public:
   // Listens on `address` ("127.0.0.1:50051", port 0: any free one). Not ready at first. `backend`
   // outlives the server. FAILED_PRECONDITION when the address cannot be had.
-  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(const std::string& address,
-                                                             ServingBackend* backend);
+  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(
+      const std::string& address, ServingBackend* backend,
+      const GenerationTableOptions& generations = {});
   ~PublicServer();
 
   int port() const { return port_; }
+  GenerationTable& generations() { return inference_.generations(); }
   void SetReady(bool ready);
   void SetHealth(const std::string& name, bool serving);
 
@@ -36,7 +39,8 @@ class PublicServer {
   void Shutdown(absl::Time deadline);
 
  private:
-  explicit PublicServer(ServingBackend* backend) : inference_(backend), model_(backend) {}
+  PublicServer(ServingBackend* backend, const GenerationTableOptions& generations)
+      : inference_(backend, generations), model_(backend) {}
 
   InferenceServiceImpl inference_;
   ModelServiceImpl model_;

@@ -94,6 +94,17 @@ void ServingFlags::AddTo(CLI::App* app) {
   app->add_option("--connect-timeout", connect_timeout_s_, "Seconds to wait for the workers")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app->add_option(
+         "--attach-grace", attach_grace_s_,
+         "Seconds that an ended request can still be attached to, and that a detachable one "
+         "goes on without a reader")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--slow-consumer-timeout", slow_consumer_timeout_s_,
+                  "Seconds without progress after which a stream ends whose client does not read, "
+                  "while more than 256 events or 256 KiB wait")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app->add_option("--log-level", log_level_, "Least severity of log lines on stderr")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
@@ -120,8 +131,12 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
                      " can be reached by other machines without encryption or authentication; say "
                      "--insecure-listen if that is meant"));
   }
-  if (!std::isfinite(shutdown_timeout_s_) || !std::isfinite(connect_timeout_s_)) {
-    return absl::InvalidArgumentError("--shutdown-timeout and --connect-timeout must be finite");
+  for (const double seconds :
+       {shutdown_timeout_s_, connect_timeout_s_, attach_grace_s_, slow_consumer_timeout_s_}) {
+    if (std::isfinite(seconds)) continue;
+    return absl::InvalidArgumentError(
+        "--shutdown-timeout, --connect-timeout, --attach-grace and --slow-consumer-timeout must be "
+        "finite");
   }
   if (max_queued_requests_ < 1 || max_queued_tokens_ < 1) {
     return absl::InvalidArgumentError(
@@ -158,6 +173,8 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   options.engine.max_queued_requests = max_queued_requests_;
   options.engine.max_queued_tokens = max_queued_tokens_;
   options.connect_timeout = absl::Seconds(connect_timeout_s_);
+  options.generations.attach_grace = absl::Seconds(attach_grace_s_);
+  options.generations.slow_consumer_timeout = absl::Seconds(slow_consumer_timeout_s_);
   return options;
 }
 

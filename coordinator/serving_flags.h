@@ -47,6 +47,8 @@ class ServingFlags {
   int64_t max_queued_tokens_ = int64_t{1} << 22;
   double shutdown_timeout_s_ = 30;
   double connect_timeout_s_ = 600;
+  double attach_grace_s_ = 30;
+  double slow_consumer_timeout_s_ = 30;
   std::string log_level_ = "info";
 };
 
