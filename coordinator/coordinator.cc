@@ -18,6 +18,7 @@
 #include "coordinator/load_progress.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/public_server.h"
+#include "coordinator/restore_requests.h"
 #include "coordinator/served_model.h"
 #include "coordinator/serving_backend.h"
 #include "kernels/base/check.h"
@@ -91,6 +92,9 @@ class Coordinator::Impl : public ServingBackend {
   ~Impl() override { Stop(); }
 
   absl::Status Listen() {
+    if (!options_.journal.directory.empty()) {
+      ASSIGN_OR_RETURN(journal_, Journal::Open(options_.journal));
+    }
     ASSIGN_OR_RETURN(server_, PublicServer::Start(absl::StrCat(options_.host, ":", options_.port),
                                                   this, options_.generations));
     for (size_t rank = 0; rank < options_.workers.size(); ++rank) {
@@ -133,6 +137,8 @@ class Coordinator::Impl : public ServingBackend {
       engine->Stop(
           WithReason(absl::StatusCode::kUnavailable, "the server is stopping", "DRAINING"));
     }
+    // What the engine has ended is still to be written, and shown.
+    if (journal_ != nullptr) journal_->Stop();
     EndCalls();
     if (monitor_.joinable()) monitor_.join();
     if (group_ != nullptr && EngineOrNull() != nullptr) group_->Shutdown();
@@ -189,9 +195,14 @@ class Coordinator::Impl : public ServingBackend {
       return WithReason(absl::StatusCode::kUnavailable, "the server is draining", "DRAINING");
     }
     RETURN_IF_ERROR(EngineOrNull()->Ready());
+    if (journal_ != nullptr) RETURN_IF_ERROR(journal_->Writable());
     return WorkersReady();
   }
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) override {
+    if (journal_ != nullptr) {
+      RETURN_IF_ERROR(journal_->Writable());
+      sink = journal_->Wrap(spec, std::move(sink));
+    }
     return EngineOrNull()->Submit(std::move(spec), std::move(sink));
   }
   CancelResult Cancel(const std::string& request_id, const absl::Status& status) override {
@@ -245,6 +256,7 @@ class Coordinator::Impl : public ServingBackend {
   const uint64_t term_ = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
   LoadProgress progress_;
   std::unique_ptr<PublicServer> server_;
+  std::unique_ptr<Journal> journal_;
   std::unique_ptr<WorkerGroup> group_;
   std::unique_ptr<StepTransport> wrapped_;  // around group_, when the options ask for it
   Capacity capacity_;
@@ -362,6 +374,10 @@ absl::Status Coordinator::Impl::LoadSteps() {
     transport = wrapped_.get();
   }
   auto engine = std::make_unique<Engine>(engine_options, transport, tokenizer.get());
+  if (journal_ != nullptr) {
+    RETURN_IF_ERROR(RestoreRequests(results[0].identity().model_digest(), tokenizer.get(),
+                                    journal_.get(), engine.get(), &server_->generations()));
+  }
   engine->Start(term_, epoch_);
   if (draining_) engine->Drain();
   {

@@ -16,6 +16,7 @@
 #include "coordinator/capacity.h"
 #include "coordinator/engine.h"
 #include "coordinator/generation_table.h"
+#include "coordinator/journal/journal.h"
 #include "coordinator/step_transport.h"
 #include "coordinator/worker_group.h"
 #include "proto/worker.pb.h"
@@ -36,6 +37,7 @@ struct CoordinatorOptions {
   // what is served.
   EngineOptions engine;
   GenerationTableOptions generations;
+  JournalOptions journal;  // no directory: no journal
   absl::Duration connect_timeout = absl::Minutes(10);
   // Injected by tests: a transport around the given one, which outlives it.
   std::function<std::unique_ptr<StepTransport>(StepTransport* transport)> wrap_transport;
@@ -43,7 +45,8 @@ struct CoordinatorOptions {
 
 class Coordinator {
  public:
-  // Listens. FAILED_PRECONDITION when the address cannot be had.
+  // Opens the journal and listens. FAILED_PRECONDITION when the address cannot be had; errors of
+  // the journal as Journal::Open.
   static absl::StatusOr<std::unique_ptr<Coordinator>> Start(const CoordinatorOptions& options);
   ~Coordinator();
 

@@ -62,18 +62,32 @@ class Engine::Impl {
       std::lock_guard<std::mutex> lock(mu_);
       absl::Status status = Admissible(spec);
       if (!status.ok()) return status;
-      Record record;
-      record.body_digest = spec.body_digest;
-      record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());
-      ++active_;
-      ++queued_;
+      Count(spec);
       ++untaken_;
-      queued_tokens_ += record.prompt_tokens;
-      Remember(spec.request_id, record);
       arrivals_.push_back({std::move(spec), std::move(sink), core_.Now()});
     }
     WakeUp();
     return absl::OkStatus();
+  }
+
+  void Restore(const RestoredRequest& restored, GenerationSink* shown,
+               std::shared_ptr<GenerationSink> sink) {
+    CHECK(!thread_.joinable()) << "Engine::Restore after Start";
+    const GenerationSpec& spec = restored.spec;
+    const absl::Status fits = FitsPool(spec);
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      Count(spec);
+    }
+    core_.Restore(restored, shown, std::move(sink));
+    if (!fits.ok()) {
+      core_.End(spec.request_id,
+                WithReason(absl::StatusCode::kFailedPrecondition, ReasonOf(fits),
+                           absl::StrCat("restored from the journal: ", fits.message())),
+                RequestEnd::kFailed);
+    }
+    std::lock_guard<std::mutex> lock(mu_);
+    state_ = core_.state();
   }
 
   CancelOutcome Cancel(const std::string& request_id, const absl::Status& status) {
@@ -148,14 +162,7 @@ class Engine::Impl {
     absl::Status status;
   };
 
-  // Requires mu_.
-  absl::Status Admissible(const GenerationSpec& spec) const {
-    if (!failure_.ok()) return failure_;
-    const auto known = records_.find(spec.request_id);
-    if (known != records_.end() && (known->second.completed || !known->second.finished)) {
-      return RequestIdReused(spec.request_id, known->second.finished,
-                             known->second.body_digest == spec.body_digest);
-    }
+  absl::Status FitsPool(const GenerationSpec& spec) const {
     const int64_t prompt = static_cast<int64_t>(spec.prompt_ids.size());
     // The last token that is generated is never run.
     const int64_t blocks = BlocksFor(prompt + spec.max_tokens - 1);
@@ -174,10 +181,23 @@ class Engine::Impl {
                        options_.kv_blocks, ": shorten the prompt or lower max_tokens"),
           detail);
     }
+    return absl::OkStatus();
+  }
+
+  // Requires mu_.
+  absl::Status Admissible(const GenerationSpec& spec) const {
+    if (!failure_.ok()) return failure_;
+    const auto known = records_.find(spec.request_id);
+    if (known != records_.end() && (known->second.completed || !known->second.finished)) {
+      return RequestIdReused(spec.request_id, known->second.finished,
+                             known->second.body_digest == spec.body_digest);
+    }
+    if (const absl::Status fits = FitsPool(spec); !fits.ok()) return fits;
     if (draining_) {
       return WithReason(absl::StatusCode::kUnavailable, "DRAINING",
                         "the server is draining: send the request elsewhere");
     }
+    const int64_t prompt = static_cast<int64_t>(spec.prompt_ids.size());
     if (queued_ >= options_.max_queued_requests ||
         (queued_ > 0 && queued_tokens_ + prompt > options_.max_queued_tokens)) {
       return WithReason(
@@ -190,10 +210,17 @@ class Engine::Impl {
     return absl::OkStatus();
   }
 
-  // Requires mu_. In place of the record that a failed request of this id left.
-  void Remember(const std::string& request_id, const Record& record) {
-    if (!records_.insert_or_assign(request_id, record).second) {
-      remembered_.erase(std::find(remembered_.begin(), remembered_.end(), request_id));
+  // Requires mu_. A new request; its record takes the place of the one that a failed request of
+  // this id left.
+  void Count(const GenerationSpec& spec) {
+    Record record;
+    record.body_digest = spec.body_digest;
+    record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());
+    ++active_;
+    ++queued_;
+    queued_tokens_ += record.prompt_tokens;
+    if (!records_.insert_or_assign(spec.request_id, record).second) {
+      remembered_.erase(std::find(remembered_.begin(), remembered_.end(), spec.request_id));
     }
   }
 
@@ -369,6 +396,10 @@ Engine::Engine(const EngineOptions& options, StepTransport* transport, const Tok
     : impl_(std::make_unique<Impl>(options, transport, tokenizer)) {}
 Engine::~Engine() = default;
 void Engine::Start(uint64_t term, uint64_t epoch) { impl_->Start(term, epoch); }
+void Engine::Restore(const RestoredRequest& restored, GenerationSink* shown,
+                     std::shared_ptr<GenerationSink> sink) {
+  impl_->Restore(restored, shown, std::move(sink));
+}
 absl::Status Engine::Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) {
   return impl_->Submit(std::move(spec), std::move(sink));
 }

@@ -90,4 +90,11 @@ std::string DetailsOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : "";
 }
 
+absl::Status FromDetails(absl::StatusCode code, absl::string_view message,
+                         absl::string_view details) {
+  absl::Status status(code, message);
+  if (!details.empty()) status.SetPayload(kPayloadUrl, absl::Cord(details));
+  return status;
+}
+
 }  // namespace lockstep

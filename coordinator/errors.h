@@ -36,5 +36,8 @@ absl::Status RequestIdReused(absl::string_view request_id, bool finished, bool s
 std::string ReasonOf(const absl::Status& status);
 // The serialized google.rpc.Status payload (what travels in grpc-status-details-bin), or "".
 std::string DetailsOf(const absl::Status& status);
+// The status that DetailsOf, code and message were taken from.
+absl::Status FromDetails(absl::StatusCode code, absl::string_view message,
+                         absl::string_view details);
 
 }  // namespace lockstep

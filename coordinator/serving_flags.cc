@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "coordinator/journal/journal.h"
 #include "kernels/base/log.h"
 
 namespace lockstep {
@@ -105,6 +106,16 @@ void ServingFlags::AddTo(CLI::App* app) {
                   "while more than 256 events or 256 KiB wait")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app->add_option(
+      "--request-journal", request_journal_,
+      "Folder that keeps accepted requests and their tokens, so that a coordinator that "
+      "starts with it goes on with them. Default: none");
+  app->add_option(
+         "--journal-fsync", journal_fsync_,
+         "When the journal is made durable against the loss of the host: before a token is "
+         "shown, within 50 ms, or as the system likes")
+      ->check(CLI::IsMember({"step", "50ms", "off"}))
+      ->capture_default_str();
   app->add_option("--log-level", log_level_, "Least severity of log lines on stderr")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str();
@@ -173,6 +184,11 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   options.engine.max_queued_requests = max_queued_requests_;
   options.engine.max_queued_tokens = max_queued_tokens_;
   options.connect_timeout = absl::Seconds(connect_timeout_s_);
+  options.journal.directory = request_journal_;
+  options.journal.sync = journal_fsync_ == "step"  ? JournalSync::kStep
+                         : journal_fsync_ == "off" ? JournalSync::kOff
+                                                   : JournalSync::k50ms;
+  options.journal.keep_ended = absl::Seconds(attach_grace_s_);
   options.generations.attach_grace = absl::Seconds(attach_grace_s_);
   options.generations.slow_consumer_timeout = absl::Seconds(slow_consumer_timeout_s_);
   return options;

@@ -48,6 +48,8 @@ class ServingFlags {
   double shutdown_timeout_s_ = 30;
   double connect_timeout_s_ = 600;
   double attach_grace_s_ = 30;
+  std::string request_journal_;
+  std::string journal_fsync_ = "50ms";
   double slow_consumer_timeout_s_ = 30;
   std::string log_level_ = "info";
 };
