@@ -26,6 +26,7 @@
 #include "coordinator/model_service.h"
 #include "coordinator/prefix_cache.h"
 #include "coordinator/public_server.h"
+#include "coordinator/restore_requests.h"
 #include "coordinator/served_model.h"
 #include "coordinator/serving_backend.h"
 #include "kernels/base/check.h"
@@ -78,6 +79,9 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
   absl::Status Listen() {
     const EdgeOptions& edges = options_.edges;
     ASSIGN_OR_RETURN(worker_credentials_, MakeChannelCredentials(edges.worker_tls, "--worker-tls"));
+    if (!options_.journal.directory.empty()) {
+      ASSIGN_OR_RETURN(journal_, Journal::Open(options_.journal));
+    }
     ListenOptions listen;
     listen.max_message_bytes = kPublicMessageBytes;
     listen.tls = edges.tls;
@@ -87,7 +91,7 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
       listen.address = absl::StrCat("unix:", edges.unix_socket);
       listen.address_flag = "--unix-socket";
     }
-    ASSIGN_OR_RETURN(server_, PublicServer::Start(listen, this));
+    ASSIGN_OR_RETURN(server_, PublicServer::Start(listen, this, options_.generations));
     if (edges.admin_port >= 0) {
       listen.address = absl::StrCat(edges.admin_host, ":", edges.admin_port);
       listen.address_flag = "--admin-host and --admin-port";
@@ -139,6 +143,8 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
       engine->Stop(
           WithReason(absl::StatusCode::kUnavailable, "the server is stopping", "DRAINING"));
     }
+    // What the engine has ended is still to be written, and shown.
+    if (journal_ != nullptr) journal_->Stop();
     EndCalls();
     if (monitor_.joinable()) monitor_.join();
     if (group_ != nullptr && EngineOrNull() != nullptr) group_->Shutdown();
@@ -197,9 +203,14 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
       return WithReason(absl::StatusCode::kUnavailable, "the server is draining", "DRAINING");
     }
     RETURN_IF_ERROR(EngineOrNull()->Ready());
+    if (journal_ != nullptr) RETURN_IF_ERROR(journal_->Writable());
     return WorkersReady();
   }
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) override {
+    if (journal_ != nullptr) {
+      RETURN_IF_ERROR(journal_->Writable());
+      sink = journal_->Wrap(spec, std::move(sink));
+    }
     return EngineOrNull()->Submit(std::move(spec), std::move(sink));
   }
   CancelResult Cancel(const std::string& request_id, const absl::Status& status) override {
@@ -329,6 +340,7 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials_;
   Metrics metrics_{[this]() { return Sample(); }};
   std::unique_ptr<PublicServer> server_;
+  std::unique_ptr<Journal> journal_;
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<WorkerGroup> group_;
   std::unique_ptr<StepTransport> wrapped_;  // around group_, when the options ask for it
@@ -461,6 +473,10 @@ absl::Status Coordinator::Impl::LoadSteps() {
     transport = wrapped_.get();
   }
   auto engine = std::make_unique<Engine>(engine_options, transport, tokenizer.get());
+  if (journal_ != nullptr) {
+    RETURN_IF_ERROR(RestoreRequests(results[0].identity().model_digest(), tokenizer.get(),
+                                    journal_.get(), engine.get(), &server_->generations()));
+  }
   engine->Start(epoch.term, epoch.epoch);
   if (draining_) engine->Drain();
   {

@@ -16,9 +16,11 @@
 #include "coordinator/capacity.h"
 #include "coordinator/edge_options.h"
 #include "coordinator/engine.h"
+#include "coordinator/generation_table.h"
 #include "coordinator/group/fault.h"
 #include "coordinator/group/rank_link.h"
 #include "coordinator/group/worker_group.h"
+#include "coordinator/journal/journal.h"
 #include "coordinator/step_transport.h"
 #include "proto/worker.pb.h"
 
@@ -40,6 +42,8 @@ struct CoordinatorOptions {
   // Policies of the engine; its limits are overwritten by what `capacity` leads to, its names by
   // what is served.
   EngineOptions engine;
+  GenerationTableOptions generations;
+  JournalOptions journal;  // no directory: no journal
   // Patience, spares and budget of the group; its addresses, model and hooks are set from the rest.
   WorkerGroupOptions group;
   // Makes the launcher of the workers that this process may start and end; empty: none.
@@ -53,7 +57,8 @@ struct CoordinatorOptions {
 
 class Coordinator {
  public:
-  // Listens. FAILED_PRECONDITION when the address cannot be had.
+  // Opens the journal and listens. FAILED_PRECONDITION when the address cannot be had; errors of
+  // the journal as Journal::Open.
   static absl::StatusOr<std::unique_ptr<Coordinator>> Start(const CoordinatorOptions& options);
   ~Coordinator();
 

@@ -72,17 +72,32 @@ class Engine::Impl {
         if (options_.observer != nullptr) options_.observer->OnRejected(ReasonOrCode(status));
         return status;
       }
-      Record record;
-      record.body_digest = spec.body_digest;
-      record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());
-      ++active_;
+      Count(spec);
       ++untaken_;
-      admission_.OnQueued(record.prompt_tokens, core_.Now());
-      records_.emplace(spec.request_id, std::move(record));
       arrivals_.push_back({std::move(spec), std::move(sink), core_.Now()});
     }
     WakeUp();
     return absl::OkStatus();
+  }
+
+  void Restore(const RestoredRequest& restored, GenerationSink* shown,
+               std::shared_ptr<GenerationSink> sink) {
+    CHECK(!thread_.joinable()) << "Engine::Restore after Start";
+    const GenerationSpec& spec = restored.spec;
+    const absl::Status fits = FitsPool(spec);
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      Count(spec);
+    }
+    core_.Restore(restored, shown, std::move(sink));
+    if (!fits.ok()) {
+      core_.End(spec.request_id,
+                WithReason(absl::StatusCode::kFailedPrecondition, ReasonOf(fits),
+                           absl::StrCat("restored from the journal: ", fits.message())),
+                RequestEnd::kFailed);
+    }
+    std::lock_guard<std::mutex> lock(mu_);
+    state_ = core_.state();
   }
 
   CancelOutcome Cancel(const std::string& request_id, const absl::Status& status) {
@@ -121,8 +136,9 @@ class Engine::Impl {
     std::lock_guard<std::mutex> lock(mu_);
     EngineStats stats = state_.gauges;
     stats.counters = state_.counters.ToMap();
-    // Requests that the thread has not taken yet.
-    stats.requests_queued += untaken_;
+    // What holds now, rather than when the thread last looked.
+    stats.requests_queued = admission_.requests();
+    stats.requests_running = active_ - admission_.requests();
     stats.counters["requests_started"] += untaken_;
     return stats;
   }
@@ -174,6 +190,7 @@ class Engine::Impl {
     int64_t prompt_tokens = 0;
     bool scheduled = false;
     bool finished = false;
+    bool completed = false;  // finished with an answer: a failed or cancelled one frees its id
   };
   struct Arrival {
     GenerationSpec spec;
@@ -185,20 +202,7 @@ class Engine::Impl {
     absl::Status status;
   };
 
-  // Requires mu_.
-  absl::Status Admissible(const GenerationSpec& spec) const {
-    if (!failure_.ok()) return failure_;
-    const auto known = records_.find(spec.request_id);
-    if (known != records_.end()) {
-      return WithReason(
-          absl::StatusCode::kAlreadyExists, "REQUEST_ID_REUSED",
-          absl::StrCat("request_id ", spec.request_id,
-                       known->second.finished ? " was used by a finished request"
-                                              : " is in use by a running request",
-                       known->second.body_digest == spec.body_digest ? " with the same body"
-                                                                     : " with another body",
-                       ": choose a new one"));
-    }
+  absl::Status FitsPool(const GenerationSpec& spec) const {
     const int64_t prompt = static_cast<int64_t>(spec.prompt_ids.size());
     // The last token that is generated is never run.
     const int64_t blocks = BlocksFor(prompt + spec.max_tokens - 1);
@@ -217,11 +221,37 @@ class Engine::Impl {
                        options_.kv_blocks, ": shorten the prompt or lower max_tokens"),
           detail);
     }
+    return absl::OkStatus();
+  }
+
+  // Requires mu_.
+  absl::Status Admissible(const GenerationSpec& spec) const {
+    if (!failure_.ok()) return failure_;
+    const auto known = records_.find(spec.request_id);
+    if (known != records_.end() && (known->second.completed || !known->second.finished)) {
+      return RequestIdReused(spec.request_id, known->second.finished,
+                             known->second.body_digest == spec.body_digest);
+    }
+    if (const absl::Status fits = FitsPool(spec); !fits.ok()) return fits;
     if (draining_) {
       return WithReason(absl::StatusCode::kUnavailable, "DRAINING",
                         "the server is draining: send the request elsewhere");
     }
+    const int64_t prompt = static_cast<int64_t>(spec.prompt_ids.size());
     return admission_.Check(prompt, std::min(spec.deadline, spec.queue_deadline), core_.Now());
+  }
+
+  // Requires mu_. A new request; its record takes the place of the one that a failed request of
+  // this id left.
+  void Count(const GenerationSpec& spec) {
+    Record record;
+    record.body_digest = spec.body_digest;
+    record.prompt_tokens = static_cast<int64_t>(spec.prompt_ids.size());
+    ++active_;
+    admission_.OnQueued(record.prompt_tokens, core_.Now());
+    if (!records_.insert_or_assign(spec.request_id, record).second) {
+      remembered_.erase(std::find(remembered_.begin(), remembered_.end(), spec.request_id));
+    }
   }
 
   void WakeUp() {
@@ -241,6 +271,7 @@ class Engine::Impl {
     Record& record = records_.at(request.spec.request_id);
     if (!record.scheduled) admission_.OnRemoved(record.prompt_tokens, core_.Now());
     record.finished = true;
+    record.completed = request.outputs_finished == request.spec.n;
     --active_;
     remembered_.push_back(request.spec.request_id);
     if (remembered_.size() > kRememberedRequests) {
@@ -446,6 +477,10 @@ Engine::Engine(const EngineOptions& options, StepTransport* transport, const Tok
     : impl_(std::make_unique<Impl>(options, transport, tokenizer)) {}
 Engine::~Engine() = default;
 void Engine::Start(uint64_t term, uint64_t epoch) { impl_->Start(term, epoch); }
+void Engine::Restore(const RestoredRequest& restored, GenerationSink* shown,
+                     std::shared_ptr<GenerationSink> sink) {
+  impl_->Restore(restored, shown, std::move(sink));
+}
 absl::Status Engine::Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) {
   return impl_->Submit(std::move(spec), std::move(sink));
 }

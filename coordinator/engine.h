@@ -88,10 +88,16 @@ class Engine {
   // Starts the thread. The transport must be ready to take steps of `term` and `epoch`.
   void Start(uint64_t term, uint64_t epoch);
 
-  // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED,
-  // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL or DEADLINE_UNMEETABLE,
-  // UNAVAILABLE DRAINING or ENGINE_FAILED. After OK the sink gets Accepted first. The sink is
-  // released after OnDone.
+  // Before Start: takes a request that a journal kept and that has not ended. Events that were
+  // shown before go to `shown`, before it returns. A request that this engine cannot hold ends at
+  // once: FAILED_PRECONDITION KV_CAPACITY_IMPOSSIBLE.
+  void Restore(const RestoredRequest& restored, GenerationSink* shown,
+               std::shared_ptr<GenerationSink> sink);
+
+  // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED (the id of
+  // a request that runs or has completed; a failed or cancelled one frees its id),
+  // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL or
+  // DEADLINE_UNMEETABLE, UNAVAILABLE DRAINING or ENGINE_FAILED. After OK the sink gets Accepted first. The sink is released after OnDone.
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink);
 
   // Ends a request with `status`. Idempotent. A finished request is remembered for a while.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "coordinator/block_allocator.h"
 #include "coordinator/errors.h"
+#include "coordinator/restore.h"
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/status_macros.h"
@@ -75,8 +76,8 @@ void EngineCore::BeginEpoch(uint64_t term, uint64_t epoch) {
   last_digest_ = 0;
 }
 
-void EngineCore::Add(GenerationSpec spec, std::shared_ptr<GenerationSink> sink,
-                     absl::Time submitted) {
+RequestState* EngineCore::NewRequest(GenerationSpec spec, std::shared_ptr<GenerationSink> sink,
+                                     absl::Time submitted) {
   auto owned = std::make_unique<RequestState>();
   RequestState* request = owned.get();
   request->arrival = next_arrival_++;
@@ -94,13 +95,41 @@ void EngineCore::Add(GenerationSpec spec, std::shared_ptr<GenerationSink> sink,
   observer_->OnStarted(request->prompt_length());
   for (int32_t i = 0; i < kept.n; ++i) {
     request->outputs.push_back(std::make_unique<SequenceState>(request, i, tokenizer_));
-    SequenceState* sequence = request->outputs.back().get();
+  }
+  return request;
+}
+
+void EngineCore::Add(GenerationSpec spec, std::shared_ptr<GenerationSink> sink,
+                     absl::Time submitted) {
+  RequestState* request = NewRequest(std::move(spec), std::move(sink), submitted);
+  const GenerationSpec& kept = request->spec;
+  for (const auto& output : request->outputs) {
+    SequenceState* sequence = output.get();
     waiting_.insert(sequence);
     inference::v1::GenerateEvent accepted = sequence->AcceptedEvent(epoch_);
     accepted.mutable_accepted()->set_model(options_.model_name);
     accepted.mutable_accepted()->set_server_version(options_.server_version);
     request->sink->OnEvent(std::move(accepted));
     if (kept.echo && !kept.prompt_text.empty()) request->sink->OnEvent(sequence->EchoEvent());
+  }
+}
+
+void EngineCore::Restore(const RestoredRequest& restored, GenerationSink* shown,
+                         std::shared_ptr<GenerationSink> sink) {
+  RequestState* request = NewRequest(restored.spec, std::move(sink), restored.submitted);
+  for (const auto& output : request->outputs) {
+    SequenceState* s = output.get();
+    s->planned_outputs = static_cast<int64_t>(restored.outputs[s->output_index].ids.size());
+    if (ReplayOutput(restored, Now(), s, shown, request->sink.get())) {
+      s->phase = SequencePhase::kDone;
+      ++request->outputs_finished;
+    } else {
+      waiting_.insert(s);
+    }
+  }
+  if (request->outputs_finished == request->spec.n) {
+    EndRequest(request, absl::OkStatus(), RequestEnd::kFinished);
+    Reap();
   }
 }
 
@@ -455,6 +484,7 @@ void EngineCore::Log(const EntryInFlight& entry, const SequenceResult& result) {
   // The log first: nothing is shown that it does not hold.
   s->output_ids.push_back(result.sampled_id());
   s->digests.push_back(result.digests(static_cast<int>(entry.num_logits - 1)));
+  request->sink->OnToken(s->output_index, s->digests.back(), result);
   s->progressed = true;
   OnProgress(s);
   ++counters_.tokens_generated;

@@ -70,6 +70,10 @@ class EngineCore {
 
   // Takes a request whose id is not active. Sends its Accepted events.
   void Add(GenerationSpec spec, std::shared_ptr<GenerationSink> sink, absl::Time submitted);
+  // Takes a request that a journal kept, at the length that its log has. Events that were shown
+  // before go to `shown`; new ones, and those that come later, to `sink`.
+  void Restore(const RestoredRequest& restored, GenerationSink* shown,
+               std::shared_ptr<GenerationSink> sink);
   // Ends an active request. False when there is none of this id.
   bool End(const std::string& request_id, const absl::Status& status, RequestEnd how);
   void EndAll(const absl::Status& status);
@@ -130,6 +134,8 @@ class EngineCore {
     std::vector<EntryInFlight> entries;
   };
 
+  RequestState* NewRequest(GenerationSpec spec, std::shared_ptr<GenerationSink> sink,
+                           absl::Time submitted);
   bool CacheUsable(const RequestState& request) const { return !request.chain.empty(); }
   bool WaitsForSibling(const SequenceState& sequence) const;
   int64_t LogitsFrom(const SequenceState& s) const { return s.request->prompt_length() - 1; }

@@ -360,6 +360,28 @@ TEST(EngineTest, RefusesAnIdThatIsInUseOrWasUsed) {
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("with another body")));
 }
 
+TEST(EngineTest, ACancelledRequestFreesItsId) {
+  EngineFixture fixture(SmallEngine());
+  GenerationSpec spec = MakeSpec("a", MakePrompt(10, 1), 5);
+  for (int i = 0; i < 3; ++i) {
+    fixture.transport.Pause();
+    auto sink = fixture.Submit(spec);
+    EXPECT_EQ(fixture.engine.Cancel("a", absl::CancelledError("stop")),
+              Engine::CancelOutcome::kCancelled);
+    fixture.transport.Resume();
+    ASSERT_TRUE(sink->WaitDone());
+    EXPECT_THAT(sink->status(), StatusIs(absl::StatusCode::kCancelled));
+    EXPECT_EQ(fixture.engine.Cancel("a", absl::CancelledError("stop")),
+              Engine::CancelOutcome::kAlreadyFinished);
+    spec.body_digest += 1;
+  }
+  auto sink = fixture.Submit(spec);
+  ASSERT_TRUE(sink->WaitDone());
+  EXPECT_EQ(Difference(*sink, spec), "");
+  ASSERT_TRUE(fixture.WaitIdle());
+  EXPECT_EQ(Leaks(fixture.engine), "");
+}
+
 TEST(EngineTest, RefusesWhenTheQueueIsFull) {
   EngineOptions options = SmallEngine();
   options.slots = 1;

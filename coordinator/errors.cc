@@ -64,6 +64,17 @@ absl::Status InvalidField(absl::string_view reason, absl::string_view field,
   return MakeError(absl::StatusCode::kInvalidArgument, message, detail);
 }
 
+absl::Status RequestIdReused(absl::string_view request_id, bool finished, bool same_body) {
+  ErrorDetail detail;
+  detail.reason = "REQUEST_ID_REUSED";
+  return MakeError(
+      absl::StatusCode::kAlreadyExists,
+      absl::StrCat("request_id ", request_id,
+                   finished ? " was used by a finished request" : " is in use by a running request",
+                   same_body ? " with the same body" : " with another body", ": choose a new one"),
+      detail);
+}
+
 std::string ReasonOf(const absl::Status& status) {
   google::rpc::Status details;
   google::rpc::ErrorInfo info;
@@ -82,6 +93,13 @@ std::string ReasonOrCode(const absl::Status& status) {
 std::string DetailsOf(const absl::Status& status) {
   const absl::optional<absl::Cord> payload = status.GetPayload(kPayloadUrl);
   return payload.has_value() ? std::string(*payload) : "";
+}
+
+absl::Status FromDetails(absl::StatusCode code, absl::string_view message,
+                         absl::string_view details) {
+  absl::Status status(code, message);
+  if (!details.empty()) status.SetPayload(kPayloadUrl, absl::Cord(details));
+  return status;
 }
 
 }  // namespace lockstep

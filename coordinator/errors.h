@@ -30,11 +30,16 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view message, const E
 absl::Status InvalidField(absl::string_view reason, absl::string_view field,
                           absl::string_view message,
                           std::vector<std::pair<std::string, std::string>> metadata = {});
+// ALREADY_EXISTS REQUEST_ID_REUSED: the id belongs to a request that runs or has `finished`.
+absl::Status RequestIdReused(absl::string_view request_id, bool finished, bool same_body);
 // The reason of a status made by MakeError, or "".
 std::string ReasonOf(const absl::Status& status);
 // The reason, or the name of the code where there is none.
 std::string ReasonOrCode(const absl::Status& status);
 // The serialized google.rpc.Status payload (what travels in grpc-status-details-bin), or "".
 std::string DetailsOf(const absl::Status& status);
+// The status that DetailsOf, code and message were taken from.
+absl::Status FromDetails(absl::StatusCode code, absl::string_view message,
+                         absl::string_view details);
 
 }  // namespace lockstep

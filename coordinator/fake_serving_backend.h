@@ -42,6 +42,18 @@ class FakeServingBackend : public ServingBackend {
     std::lock_guard<std::mutex> lock(mu_);
     auto_tokens_ = tokens;
   }
+  // Cancelled requests end when the test says so, with EndCancelled.
+  void HoldCancels() {
+    std::lock_guard<std::mutex> lock(mu_);
+    hold_cancels_ = true;
+  }
+  static void EndCancelled(const std::shared_ptr<Entry>& entry) {
+    entry->sink->OnDone(entry->cancelled_with);
+  }
+  size_t requests() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return entries_.size();
+  }
   // Waits until `count` requests were submitted; returns the last of them.
   std::shared_ptr<Entry> WaitForRequest(size_t count) {
     std::unique_lock<std::mutex> lock(mu_);
@@ -128,6 +140,7 @@ class FakeServingBackend : public ServingBackend {
       found->done = true;
       found->cancelled_with = status;
       changed_.notify_all();
+      if (hold_cancels_) return CancelResult::kCancelled;
     }
     found->sink->OnDone(status);
     return CancelResult::kCancelled;
@@ -149,6 +162,7 @@ class FakeServingBackend : public ServingBackend {
       absl::UnavailableError("no model was set");
   absl::Status submit_error_;
   int auto_tokens_ = -1;
+  bool hold_cancels_ = false;
   std::vector<std::shared_ptr<Entry>> entries_;
 };
 

@@ -1,7 +1,6 @@
 // The generation calls: see generate_calls.h.
 #include "coordinator/generate_calls.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,22 +11,58 @@
 
 namespace lockstep {
 
-using inference::v1::Delta;
 using inference::v1::GenerateEvent;
+using inference::v1::GenerateResult;
 
-void AnswerProgress::Count(GenerateEvent* event) {
-  const size_t output = static_cast<size_t>(std::max(event->output_index(), 0));
-  if (output >= last_sequence_.size()) last_sequence_.resize(output + 1, 0);
-  event->set_sequence(++last_sequence_[output]);
-  if (event->has_accepted()) prompt_tokens_ = event->accepted().prompt_tokens();
-  if (event->has_delta()) completion_tokens_ += event->delta().token_ids_size();
+namespace {
+
+// What the trailers of a failed call tell: lockstep-last-sequence (of output 0, 1, ..., comma
+// separated), lockstep-prompt-tokens, lockstep-completion-tokens.
+void AddTrailers(const std::vector<uint64_t>& last, const GenerationLog::Usage& usage,
+                 grpc::CallbackServerContext* context) {
+  context->AddTrailingMetadata("lockstep-last-sequence", absl::StrJoin(last, ","));
+  context->AddTrailingMetadata("lockstep-prompt-tokens", absl::StrCat(usage.prompt_tokens));
+  context->AddTrailingMetadata("lockstep-completion-tokens", absl::StrCat(usage.completion_tokens));
 }
 
-void AnswerProgress::AddTrailers(grpc::CallbackServerContext* context) const {
-  context->AddTrailingMetadata("lockstep-last-sequence", absl::StrJoin(last_sequence_, ","));
-  context->AddTrailingMetadata("lockstep-prompt-tokens", absl::StrCat(prompt_tokens_));
-  context->AddTrailingMetadata("lockstep-completion-tokens", absl::StrCat(completion_tokens_));
+absl::Status SlowConsumer(const GenerationLog::Reader::Backlog& backlog, absl::Duration waited) {
+  ErrorDetail detail;
+  detail.reason = "SLOW_CONSUMER";
+  detail.metadata = {{"events_waiting", absl::StrCat(backlog.events)}};
+  return MakeError(
+      absl::StatusCode::kResourceExhausted,
+      absl::StrCat("nothing was read for ",
+                   absl::FormatDuration(absl::Trunc(waited, absl::Seconds(1))), " while ",
+                   backlog.events, " events (", backlog.bytes,
+                   " bytes) waited: read faster, or attach again to a detachable request"),
+      detail);
 }
+
+// Everything that a log has, as one answer.
+GenerateResult WholeAnswer(const std::shared_ptr<GenerationLog>& log) {
+  GenerateResult result;
+  result.set_request_id(log->request_id());
+  for (int32_t i = 0; i < log->num_outputs(); ++i) result.add_outputs()->set_output_index(i);
+  GenerationLog::Reader reader(log, {}, {});
+  GenerateEvent event;
+  absl::Status end;
+  while (reader.Next(&event, &end) == GenerationLog::Reader::Outcome::kEvent) {
+    inference::v1::Output* output = result.mutable_outputs(event.output_index());
+    if (event.has_accepted()) {
+      // Every output of a request says the same.
+      *result.mutable_accepted() = std::move(*event.mutable_accepted());
+    } else if (event.has_delta()) {
+      output->mutable_text()->append(event.delta().text());
+      output->mutable_token_ids()->MergeFrom(event.delta().token_ids());
+      output->mutable_logprobs()->MergeFrom(event.delta().logprobs());
+    } else if (event.has_finished()) {
+      *output->mutable_finished() = std::move(*event.mutable_finished());
+    }
+  }
+  return result;
+}
+
+}  // namespace
 
 absl::Status EarlyEnd(absl::Time deadline) {
   ErrorDetail detail;
@@ -42,58 +77,124 @@ absl::Status EarlyEnd(absl::Time deadline) {
 
 // ---- GenerateStream ----
 
-GenerateStream::GenerateStream(grpc::CallbackServerContext* context, ServingBackend* backend)
-    : context_(context), backend_(backend), deadline_(DeadlineOf(*context)) {}
+GenerateStream::GenerateStream(grpc::CallbackServerContext* context, GenerationTable* table)
+    : context_(context), table_(table), deadline_(DeadlineOf(*context)) {}
 
 std::shared_ptr<GenerateStream> GenerateStream::Create(grpc::CallbackServerContext* context,
-                                                       ServingBackend* backend) {
-  std::shared_ptr<GenerateStream> stream(new GenerateStream(context, backend));
+                                                       GenerationTable* table) {
+  std::shared_ptr<GenerateStream> stream(new GenerateStream(context, table));
   absl::MutexLock lock(&stream->mutex_);
   stream->self_ = stream;
   return stream;
 }
 
+std::shared_ptr<GenerateStream> GenerateStream::Self() {
+  absl::MutexLock lock(&mutex_);
+  return self_;
+}
+
 void GenerateStream::Begin(GenerationSpec spec) {
-  request_id_ = spec.request_id;
-  std::shared_ptr<GenerateStream> self;
+  spec_ = std::move(spec);
+  Join();
+}
+
+void GenerateStream::Join() {
+  const std::shared_ptr<GenerateStream> self = Self();
+  if (self == nullptr) return;  // the call is over
+  for (;;) {
+    const absl::StatusOr<GenerationTable::Joined> joined = table_->Submit(spec_, self);
+    if (!joined.ok()) return Fail(joined.status());
+    if (!joined->ending) return Read(joined->log, {});
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!failure_.ok()) return;
+      ending_ = joined->log;
+    }
+    if (!joined->log->WaitForEnd(self)) return;
+    absl::MutexLock lock(&mutex_);
+    if (ending_ == nullptr) return;  // OnNews joins
+    ending_.reset();
+  }
+}
+
+void GenerateStream::Attach(const inference::v1::AttachGenerationRequest& request) {
+  if (request.request_id().empty()) {
+    return Fail(InvalidField("REQUEST_ID_INVALID", "request_id", "request_id is empty"));
+  }
+  std::vector<uint64_t> after(request.after_sequence().begin(), request.after_sequence().end());
+  absl::StatusOr<std::shared_ptr<GenerationLog>> log =
+      table_->Attach(request.request_id(), after, Self());
+  if (!log.ok()) return Fail(log.status());
+  Read(*std::move(log), std::move(after));
+}
+
+void GenerateStream::Read(std::shared_ptr<GenerationLog> log, std::vector<uint64_t> after) {
+  Action action;
+  absl::Status ended_early;
   {
     absl::MutexLock lock(&mutex_);
-    self = self_;
-    submitted_ = true;
+    log_ = log;
+    reader_ = std::make_unique<GenerationLog::Reader>(log, std::move(after), self_);
+    ended_early = failure_;
+    action = Next();
   }
-  const absl::Status status = backend_->Submit(std::move(spec), self);
-  if (!status.ok()) Fail(status);
+  // OnCancel came first, and had no log to leave.
+  if (!ended_early.ok()) table_->Leave(*log, this, ended_early);
+  Perform(action);
 }
 
 void GenerateStream::Fail(const absl::Status& status) {
-  {
-    absl::MutexLock lock(&mutex_);
-    submitted_ = false;
-  }
-  OnDone(status);
-}
-
-void GenerateStream::OnEvent(GenerateEvent event) {
   Action action;
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_) return;
-    Enqueue(std::move(event));
+    if (failure_.ok()) failure_ = status;
     action = Next();
   }
   Perform(action);
 }
 
-void GenerateStream::OnDone(const absl::Status& status) {
+void GenerateStream::Advance() {
   Action action;
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_) return;
-    ended_ = true;
-    final_status_ = status;
     action = Next();
   }
   Perform(action);
+}
+
+void GenerateStream::OnNews() {
+  bool join = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ending_ != nullptr && ending_->end().has_value()) {
+      ending_.reset();
+      join = failure_.ok();
+    }
+  }
+  if (join) {
+    Join();
+  } else {
+    Advance();
+  }
+}
+
+void GenerateStream::OnTick(absl::Time now) {
+  std::shared_ptr<GenerationLog> log;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!writing_ || finished_ || !failure_.ok()) return;
+    const absl::Duration waited = now - write_started_;
+    if (waited < table_->options().slow_consumer_timeout) return;
+    const GenerationLog::Reader::Backlog backlog = reader_->backlog();
+    if (backlog.events <= kMaxWaiting && backlog.bytes <= kMaxWaitingBytes) return;
+    status = failure_ = final_status_ = SlowConsumer(backlog, waited);
+    log = log_;
+    // The write goes on until the client reads or goes away; the status is sent behind it.
+    finished_ = true;
+  }
+  table_->Leave(*log, this, status);
+  Perform(Action::kFinish);
 }
 
 void GenerateStream::OnWriteDone(bool ok) {
@@ -101,26 +202,23 @@ void GenerateStream::OnWriteDone(bool ok) {
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
-    // A write fails only when the call is gone; OnCancel tells the engine.
-    if (!ok) waiting_.clear();
-    action = Next();
+    // A write fails only when the call is gone; OnCancel tells why.
+    action = ok || !failure_.ok() ? Next() : Action::kNone;
   }
   Perform(action);
 }
 
 void GenerateStream::OnCancel() {
   const absl::Status status = EarlyEnd(deadline_);
+  std::shared_ptr<GenerationLog> log;
   Action action;
-  bool cancel;
   {
     absl::MutexLock lock(&mutex_);
-    cancel = submitted_ && !ended_;
-    if (!ended_) final_status_ = status;
-    ended_ = true;
-    waiting_.clear();
+    if (failure_.ok()) failure_ = status;
+    log = log_;
     action = Next();
   }
-  if (cancel) backend_->Cancel(request_id_, status);
+  if (log != nullptr) table_->Leave(*log, this, status);
   Perform(action);
 }
 
@@ -131,136 +229,144 @@ void GenerateStream::OnDone() {
   // The mutex is released before `self` is: destruction runs in reverse order of declaration.
 }
 
-void GenerateStream::Enqueue(GenerateEvent event) {
-  if (waiting_.size() >= kMaxWaiting && event.has_delta()) {
-    const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [&](const GenerateEvent& e) {
-      return e.output_index() == event.output_index();
-    });
-    if (last != waiting_.rend() && last->has_delta()) {
-      Delta* merged = last->mutable_delta();
-      const Delta& more = event.delta();
-      merged->mutable_token_ids()->MergeFrom(more.token_ids());
-      merged->mutable_logprobs()->MergeFrom(more.logprobs());
-      merged->mutable_text()->append(more.text());
-      merged->mutable_raw_bytes()->append(more.raw_bytes());
-      return;
-    }
-  }
-  waiting_.push_back(std::move(event));
-}
-
 GenerateStream::Action GenerateStream::Next() {
   if (writing_ || finished_) return Action::kNone;
-  if (!waiting_.empty()) {
-    GenerateEvent event = std::move(waiting_.front());
-    waiting_.pop_front();
-    progress_.Count(&event);
-    current_ = WriteMessage(event);
-    writing_ = true;
-    return Action::kWrite;
+  if (!failure_.ok()) {
+    final_status_ = failure_;
+    finished_ = true;
+    return Action::kFinish;
   }
-  if (!ended_) return Action::kNone;
-  finished_ = true;
-  return Action::kFinish;
+  if (reader_ == nullptr) return Action::kNone;
+  GenerateEvent event;
+  switch (reader_->Next(&event, &final_status_)) {
+    case GenerationLog::Reader::Outcome::kNothing:
+      return Action::kNone;
+    case GenerationLog::Reader::Outcome::kEnd:
+      finished_ = true;
+      return Action::kFinish;
+    case GenerationLog::Reader::Outcome::kEvent:
+      break;
+  }
+  current_ = WriteMessage(event);
+  writing_ = true;
+  write_started_ = table_->Now();
+  return Action::kWrite;
 }
 
 void GenerateStream::Perform(Action action) {
   if (action == Action::kWrite) {
     StartWrite(&current_);
   } else if (action == Action::kFinish) {
-    grpc::Status status;
+    absl::Status status;
+    std::shared_ptr<GenerationLog> log;
     {
       absl::MutexLock lock(&mutex_);
-      status = ToGrpcStatus(final_status_);
-      if (!status.ok()) progress_.AddTrailers(context_);
+      status = final_status_;
+      log = log_;
+      if (!status.ok()) {
+        const auto last = reader_ == nullptr ? std::vector<uint64_t>(1, 0) : reader_->last();
+        AddTrailers(last, log == nullptr ? GenerationLog::Usage() : log->UsageAt(last), context_);
+      }
     }
-    Finish(std::move(status));
+    if (log != nullptr) table_->Leave(*log, this, status);
+    Finish(ToGrpcStatus(status));
   }
 }
 
 // ---- GenerateOnce ----
 
 GenerateOnce::GenerateOnce(grpc::CallbackServerContext* context, grpc::ByteBuffer* response,
-                           ServingBackend* backend)
-    : context_(context), response_(response), backend_(backend), deadline_(DeadlineOf(*context)) {}
+                           GenerationTable* table)
+    : context_(context), response_(response), table_(table), deadline_(DeadlineOf(*context)) {}
 
 std::shared_ptr<GenerateOnce> GenerateOnce::Create(grpc::CallbackServerContext* context,
                                                    grpc::ByteBuffer* response,
-                                                   ServingBackend* backend) {
-  std::shared_ptr<GenerateOnce> call(new GenerateOnce(context, response, backend));
+                                                   GenerationTable* table) {
+  std::shared_ptr<GenerateOnce> call(new GenerateOnce(context, response, table));
   absl::MutexLock lock(&call->mutex_);
   call->self_ = call;
   return call;
 }
 
-void GenerateOnce::Begin(GenerationSpec spec) {
-  request_id_ = spec.request_id;
-  std::shared_ptr<GenerateOnce> self;
-  {
-    absl::MutexLock lock(&mutex_);
-    self = self_;
-    submitted_ = true;
-    for (int32_t i = 0; i < spec.n; ++i) result_.add_outputs()->set_output_index(i);
-  }
-  const absl::Status status = backend_->Submit(std::move(spec), self);
-  if (!status.ok()) Fail(status);
-}
-
-void GenerateOnce::Fail(const absl::Status& status) {
-  {
-    absl::MutexLock lock(&mutex_);
-    submitted_ = false;
-  }
-  End(status);
-}
-
-void GenerateOnce::OnEvent(GenerateEvent event) {
+std::shared_ptr<GenerateOnce> GenerateOnce::Self() {
   absl::MutexLock lock(&mutex_);
-  if (finished_) return;
-  progress_.Count(&event);
-  result_.set_request_id(event.request_id());
-  if (event.has_accepted()) {
-    // Every output of a request says the same.
-    *result_.mutable_accepted() = std::move(*event.mutable_accepted());
-    return;
-  }
-  if (event.output_index() < 0 || event.output_index() >= result_.outputs_size()) return;
-  inference::v1::Output* output = result_.mutable_outputs(event.output_index());
-  if (event.has_delta()) {
-    output->mutable_text()->append(event.delta().text());
-    output->mutable_token_ids()->MergeFrom(event.delta().token_ids());
-    output->mutable_logprobs()->MergeFrom(event.delta().logprobs());
-  } else if (event.has_finished()) {
-    *output->mutable_finished() = std::move(*event.mutable_finished());
+  return self_;
+}
+
+void GenerateOnce::Begin(GenerationSpec spec) {
+  spec_ = std::move(spec);
+  Join();
+}
+
+void GenerateOnce::Join() {
+  const std::shared_ptr<GenerateOnce> self = Self();
+  if (self == nullptr) return;  // the call is over
+  for (;;) {
+    const absl::StatusOr<GenerationTable::Joined> joined = table_->Submit(spec_, self);
+    if (!joined.ok()) return Fail(joined.status());
+    bool finished;
+    {
+      absl::MutexLock lock(&mutex_);
+      finished = finished_;
+      if (joined->ending) {
+        if (finished) return;
+        ending_ = joined->log;
+      } else {
+        log_ = joined->log;
+      }
+    }
+    // OnCancel came first, and had no log to leave.
+    if (finished) return table_->Leave(*joined->log, this, EarlyEnd(deadline_));
+    if (!joined->log->WaitForEnd(self)) return;
+    if (!joined->ending) return OnNews();
+    absl::MutexLock lock(&mutex_);
+    if (ending_ == nullptr) return;  // OnNews joins
+    ending_.reset();
   }
 }
 
-void GenerateOnce::OnDone(const absl::Status& status) { End(status); }
+void GenerateOnce::Fail(const absl::Status& status) { End(status); }
+
+void GenerateOnce::OnNews() {
+  std::shared_ptr<GenerationLog> log;
+  bool join = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    if (ending_ != nullptr) {
+      join = true;
+      ending_.reset();
+    }
+    log = log_;
+  }
+  if (join) {
+    Join();
+  } else if (log != nullptr && log->end().has_value()) {
+    End(*log->end());
+  }
+}
+
+void GenerateOnce::OnTick(absl::Time /*now*/) {}
 
 void GenerateOnce::End(const absl::Status& status) {
+  std::shared_ptr<GenerationLog> log;
   {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
     finished_ = true;
-    if (status.ok()) {
-      *response_ = WriteMessage(result_);
+    log = log_;
+    if (!status.ok()) {
+      const auto last = log == nullptr ? std::vector<uint64_t>(1, 0) : log->last_sequence();
+      AddTrailers(last, log == nullptr ? GenerationLog::Usage() : log->UsageAt(last), context_);
     } else {
-      progress_.AddTrailers(context_);
+      *response_ = WriteMessage(WholeAnswer(log));
     }
   }
+  if (log != nullptr) table_->Leave(*log, this, status);
   Finish(ToGrpcStatus(status));
 }
 
-void GenerateOnce::OnCancel() {
-  const absl::Status status = EarlyEnd(deadline_);
-  bool cancel;
-  {
-    absl::MutexLock lock(&mutex_);
-    cancel = submitted_ && !finished_;
-  }
-  if (cancel) backend_->Cancel(request_id_, status);
-  End(status);
-}
+void GenerateOnce::OnCancel() { End(EarlyEnd(deadline_)); }
 
 void GenerateOnce::OnDone() {
   std::shared_ptr<GenerateOnce> self;

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "proto/inference.pb.h"
 #include "proto/step.pb.h"
 
@@ -35,11 +36,28 @@ struct GenerationSpec {
   bool detokenize = true;  // false where the model has no tokenizer
   bool return_token_ids = true;
   bool echo = false;
+  bool detachable = false;  // goes on without a reader
   int32_t priority = 0;
   std::string cache_salt;
   bool cache_bypass = false;
   absl::Time queue_deadline = absl::InfiniteFuture();
   absl::Time deadline = absl::InfiniteFuture();
+};
+
+// What a journal knows of a request: enough to show its events again as they were, and to go on.
+struct RestoredRequest {
+  struct Output {
+    std::vector<int32_t> ids;
+    std::vector<uint64_t> digests;  // of the logits that each id was sampled from
+    std::vector<std::vector<worker::v1::Logprob>>
+        logprobs;                                      // of each id; empty ones: not asked for
+    absl::optional<inference::v1::Finished> finished;  // as it was shown
+  };
+  GenerationSpec spec;
+  absl::Time submitted;
+  inference::v1::Accepted accepted;  // as it was shown
+  std::vector<Output> outputs;
+  absl::optional<absl::Status> end;  // it has ended so
 };
 
 // Receives one request's events. Called by the engine's thread, one call at a time, in order; must
@@ -48,6 +66,10 @@ struct GenerationSpec {
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;
+  // A token was logged; the events that follow show it. `digest` is that of its logits, `result`
+  // has the id and the log-probabilities.
+  virtual void OnToken(int32_t /*output*/, uint64_t /*digest*/,
+                       const worker::v1::SequenceResult& /*result*/) {}
   virtual void OnEvent(inference::v1::GenerateEvent event) = 0;
   virtual void OnDone(const absl::Status& status) = 0;
 };

@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<int32_t>> EncodeInput(const Request& request, const S
   return InvalidField("INPUT_AMBIGUOUS", "input", "no input: set exactly one of its fields");
 }
 
-absl::Status CancelRequest(ServingBackend* backend, const CancelGenerationRequest& request,
+absl::Status CancelRequest(GenerationTable* generations, const CancelGenerationRequest& request,
                            CancelGenerationResponse* response) {
   if (request.request_id().empty()) {
     return InvalidField("REQUEST_ID_INVALID", "request_id", "request_id is empty");
@@ -57,7 +57,7 @@ absl::Status CancelRequest(ServingBackend* backend, const CancelGenerationReques
       request.reason().empty() ? "cancelled by CancelGeneration"
                                : absl::StrCat("cancelled by CancelGeneration: ", request.reason()),
       detail);
-  switch (backend->Cancel(request.request_id(), ending)) {
+  switch (generations->Cancel(request.request_id(), ending)) {
     case CancelResult::kCancelled:
       response->set_outcome(CancelGenerationResponse::CANCELLED);
       return absl::OkStatus();
@@ -122,8 +122,12 @@ absl::Status CountInput(const ServingBackend& backend, const CountTokensRequest&
 }  // namespace
 
 InferenceServiceImpl::InferenceServiceImpl(ServingBackend* backend, const Authorizer* authorizer,
+                                           const GenerationTableOptions& generations,
                                            const RequestLimits& limits)
-    : backend_(backend), authorizer_(authorizer), limits_(limits) {}
+    : backend_(backend),
+      authorizer_(authorizer),
+      generations_(backend, generations),
+      limits_(limits) {}
 
 void InferenceServiceImpl::FillFresh(RequestContext* context) {
   absl::MutexLock lock(&mutex_);
@@ -152,7 +156,7 @@ absl::StatusOr<GenerationSpec> InferenceServiceImpl::Prepare(
 grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceServiceImpl::Generate(
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
   absl::StatusOr<GenerationSpec> spec = Prepare(*context, *request);
-  const std::shared_ptr<GenerateStream> call = GenerateStream::Create(context, backend_);
+  const std::shared_ptr<GenerateStream> call = GenerateStream::Create(context, &generations_);
   if (spec.ok()) {
     call->Begin(*std::move(spec));
   } else {
@@ -165,11 +169,26 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::GenerateOnce(grpc::CallbackServe
                                                              const grpc::ByteBuffer* request,
                                                              grpc::ByteBuffer* response) {
   absl::StatusOr<GenerationSpec> spec = Prepare(*context, *request);
-  const auto call = lockstep::GenerateOnce::Create(context, response, backend_);
+  const auto call = lockstep::GenerateOnce::Create(context, response, &generations_);
   if (spec.ok()) {
     call->Begin(*std::move(spec));
   } else {
     call->Fail(spec.status());
+  }
+  return call.get();
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceServiceImpl::AttachGeneration(
+    grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes) {
+  const std::shared_ptr<GenerateStream> call = GenerateStream::Create(context, &generations_);
+  inference::v1::AttachGenerationRequest request;
+  absl::Status status = ReadMessage(*bytes, &request);
+  // Before the model is loaded it is not known yet which requests a journal gives back.
+  if (status.ok()) status = backend_->Model().status();
+  if (status.ok()) {
+    call->Attach(request);
+  } else {
+    call->Fail(status);
   }
   return call.get();
 }
@@ -179,7 +198,7 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::CancelGeneration(
     grpc::ByteBuffer* response) {
   return HandleUnary<CancelGenerationRequest, CancelGenerationResponse>(
       authorizer_, context, request, response,
-      [this](const auto& in, auto* out) { return CancelRequest(backend_, in, out); });
+      [this](const auto& in, auto* out) { return CancelRequest(&generations_, in, out); });
 }
 
 grpc::ServerUnaryReactor* InferenceServiceImpl::Tokenize(grpc::CallbackServerContext* context,

@@ -11,11 +11,12 @@ constexpr char kInferenceName[] = "lockstep.inference.v1.InferenceService";
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(const ListenOptions& options,
-                                                                  ServingBackend* backend) {
+absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(
+    const ListenOptions& options, ServingBackend* backend,
+    const GenerationTableOptions& generations) {
   ASSIGN_OR_RETURN(std::unique_ptr<Authorizer> authorizer,
                    Authorizer::Open(options.token_file, options.token_flag));
-  std::unique_ptr<PublicServer> result(new PublicServer(backend, std::move(authorizer)));
+  std::unique_ptr<PublicServer> result(new PublicServer(backend, std::move(authorizer), generations));
   ASSIGN_OR_RETURN(BoundServer bound,
                    Listen(options, {&result->inference_, &result->model_, &result->health_}));
   result->server_ = std::move(bound.server);

@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "coordinator/authorizer.h"
+#include "coordinator/generation_table.h"
 #include "coordinator/health_service.h"
 #include "coordinator/inference_service.h"
 #include "coordinator/listener.h"
@@ -27,11 +28,13 @@ namespace lockstep {
 class PublicServer {
  public:
   // Not ready at first. `backend` outlives the server. Errors as of Listen and Authorizer::Open.
-  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(const ListenOptions& options,
-                                                             ServingBackend* backend);
+  static absl::StatusOr<std::unique_ptr<PublicServer>> Start(
+      const ListenOptions& options, ServingBackend* backend,
+      const GenerationTableOptions& generations = {});
   ~PublicServer();
 
   int port() const { return port_; }
+  GenerationTable& generations() { return inference_.generations(); }
   void SetReady(bool ready);
   void SetHealth(const std::string& name, bool serving);
 
@@ -39,9 +42,10 @@ class PublicServer {
   void Shutdown(absl::Time deadline);
 
  private:
-  PublicServer(ServingBackend* backend, std::unique_ptr<Authorizer> authorizer)
+  PublicServer(ServingBackend* backend, std::unique_ptr<Authorizer> authorizer,
+               const GenerationTableOptions& generations)
       : authorizer_(std::move(authorizer)),
-        inference_(backend, authorizer_.get()),
+        inference_(backend, authorizer_.get(), generations),
         model_(backend, authorizer_.get()) {}
 
   const std::unique_ptr<Authorizer> authorizer_;

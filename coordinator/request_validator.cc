@@ -329,8 +329,9 @@ void FillOptions(const GenerateRequest& request, const ServedModel& model,
   spec->cache_salt = request.cache().salt();
   spec->cache_bypass = request.cache().bypass();
   spec->queue_deadline = After(context.now, request.queue_timeout_ms());
-  spec->deadline =
-      std::min(context.rpc_deadline, After(context.now, request.generation_timeout_ms()));
+  spec->detachable = request.detachable();
+  spec->deadline = After(context.now, request.generation_timeout_ms());
+  if (!request.detachable()) spec->deadline = std::min(spec->deadline, context.rpc_deadline);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "coordinator/journal/journal.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
 #include "security/grpc_log.h"
@@ -124,6 +125,27 @@ void ServingFlags::AddTo(CLI::App* app) {
       ->capture_default_str();
   app->add_option("--state-dir", state_dir_,
                   "Folder that keeps what must outlive the server (its term and epoch)");
+  app->add_option(
+         "--attach-grace", attach_grace_s_,
+         "Seconds that an ended request can still be attached to, and that a detachable one "
+         "goes on without a reader")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--slow-consumer-timeout", slow_consumer_timeout_s_,
+                  "Seconds without progress after which a stream ends whose client does not read, "
+                  "while more than 256 events or 256 KiB wait")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option(
+      "--request-journal", request_journal_,
+      "Folder that keeps accepted requests and their tokens, so that a coordinator that "
+      "starts with it goes on with them. Default: none");
+  app->add_option(
+         "--journal-fsync", journal_fsync_,
+         "When the journal is made durable against the loss of the host: before a token is "
+         "shown, within 50 ms, or as the system likes")
+      ->check(CLI::IsMember({"step", "50ms", "off"}))
+      ->capture_default_str();
   app->add_option("--log-format", log_format_, "Log lines as text or as JSON objects")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
@@ -154,8 +176,12 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
                      "[IPv6 address]:port or unix:path"));
   }
   ASSIGN_OR_RETURN(EdgeOptions edges, edges_.Options(host_));
-  if (!std::isfinite(shutdown_timeout_s_) || !std::isfinite(connect_timeout_s_)) {
-    return absl::InvalidArgumentError("--shutdown-timeout and --connect-timeout must be finite");
+  for (const double seconds :
+       {shutdown_timeout_s_, connect_timeout_s_, attach_grace_s_, slow_consumer_timeout_s_}) {
+    if (std::isfinite(seconds)) continue;
+    return absl::InvalidArgumentError(
+        "--shutdown-timeout, --connect-timeout, --attach-grace and --slow-consumer-timeout must be "
+        "finite");
   }
   if (max_queued_requests_ < 1 || max_queued_tokens_ < 1) {
     return absl::InvalidArgumentError(
@@ -200,6 +226,13 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   options.group.spares = spare_workers_;
   options.state_dir = state_dir_;
   options.group.connect_timeout = absl::Seconds(connect_timeout_s_);
+  options.journal.directory = request_journal_;
+  options.journal.sync = journal_fsync_ == "step"  ? JournalSync::kStep
+                         : journal_fsync_ == "off" ? JournalSync::kOff
+                                                   : JournalSync::k50ms;
+  options.journal.keep_ended = absl::Seconds(attach_grace_s_);
+  options.generations.attach_grace = absl::Seconds(attach_grace_s_);
+  options.generations.slow_consumer_timeout = absl::Seconds(slow_consumer_timeout_s_);
   return options;
 }
 

@@ -62,6 +62,10 @@ class ServingFlags {
   std::string recovery_policy_ = "spare";
   std::vector<std::string> spare_workers_;
   std::string state_dir_;
+  double attach_grace_s_ = 30;
+  std::string request_journal_;
+  std::string journal_fsync_ = "50ms";
+  double slow_consumer_timeout_s_ = 30;
   std::string log_level_ = "info";
   std::string log_format_ = "text";
 };
