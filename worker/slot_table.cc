@@ -71,9 +71,11 @@ SlotTable::SlotTable(const BatchLimits& limits)
       snapshot_position_(static_cast<size_t>(limits.snapshots), -1),
       snapshot_taken_in_(static_cast<size_t>(limits.snapshots), 0) {}
 
+// The list of blocks stays until the slot begins anew: a slot may be released by the last step that
+// it takes part in.
 void SlotTable::Release(Slot* slot) {
+  if (!slot->active) return;
   for (const int32_t block : slot->blocks) --block_users_[static_cast<size_t>(block)];
-  slot->blocks.clear();
   slot->active = false;
 }
 
@@ -206,6 +208,7 @@ absl::Status SlotTable::Begin(const SequenceEntry& entry, Slot* slot) {
     ASSIGN_OR_RETURN(params, ParseSampling(begin.sampling(), limits_.vocab_size));
   }
   slot->active = true;
+  slot->blocks.clear();
   slot->generation = entry.generation();
   slot->sampled_in_step = 0;
   slot->params = std::move(params);
