@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -31,12 +32,16 @@ class FuzzInput {
   absl::string_view rest_;
 };
 
-// A new folder for this process.
-inline std::string NewFolder() {
-  std::string path = "/dev/shm/lockstep_fuzz_XXXXXX";  // in memory: files are written all the time
-  CHECK(mkdtemp(&path[0]) != nullptr) << path;
-  return path;
-}
+// A folder of this process, in memory: files are written all the time.
+class TempFolder {
+ public:
+  TempFolder() { CHECK(mkdtemp(&path_[0]) != nullptr) << path_; }
+  ~TempFolder() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = "/dev/shm/lockstep_fuzz_XXXXXX";
+};
 
 inline void WriteFile(const std::string& path, absl::string_view content) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);

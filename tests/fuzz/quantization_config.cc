@@ -1,6 +1,9 @@
 // config.json and, after a zero byte, hf_quant_config.json of any bytes beside sound tensors: what
 // a worker asks of them before it loads anything.
+#include <cstdio>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "models/model_config.h"
@@ -14,8 +17,7 @@ namespace fuzz {
 namespace {
 
 // One module of every way to store one.
-std::string MakeModel() {
-  const std::string folder = NewFolder();
+std::unique_ptr<Checkpoint> MakeModel(const std::string& folder) {
   testing::SafetensorsWriter writer;
   const std::string layer = "model.layers.0.";
   writer.AddFilled(layer + "self_attn.q_proj.weight", DType::kBF16, {32, 32});
@@ -33,7 +35,9 @@ std::string MakeModel() {
   writer.AddF32(layer + "self_attn.k_proj.weight_scale", {}, {1.0f});
   writer.AddF32(layer + "self_attn.k_proj.input_scale", {}, {1.0f});
   writer.Write(folder + "/model.safetensors");
-  return folder;
+  auto checkpoint = Checkpoint::Open(folder);
+  CHECK_OK(checkpoint.status());
+  return *std::move(checkpoint);
 }
 
 void Run(const std::string& folder, const Checkpoint& checkpoint) {
@@ -54,9 +58,9 @@ void Run(const std::string& folder, const Checkpoint& checkpoint) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;  // NOLINT: an entry point outside of it
-  static const std::string folder = fuzz::MakeModel();
-  static const auto checkpoint = Checkpoint::Open(folder);
-  CHECK_OK(checkpoint.status());
+  static const fuzz::TempFolder temp;
+  const std::string& folder = temp.path();
+  static const auto checkpoint = fuzz::MakeModel(folder);
   const absl::string_view input = fuzz::FuzzInput(data, size).Rest();
   const size_t zero = input.find('\0');
   fuzz::WriteFile(folder + "/config.json", input.substr(0, zero));
@@ -66,6 +70,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } else {
     fuzz::WriteFile(quantization, input.substr(zero + 1));
   }
-  fuzz::Run(folder, **checkpoint);
+  fuzz::Run(folder, *checkpoint);
   return 0;
 }

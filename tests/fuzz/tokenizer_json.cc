@@ -1,5 +1,6 @@
 // tokenizer.json and, after a zero byte, tokenizer_config.json of any bytes: an error, or a
 // tokenizer whose ids are its own.
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;  // NOLINT: an entry point outside of it
-  static const std::string folder = fuzz::NewFolder();
+  static const fuzz::TempFolder temp;
+  const std::string& folder = temp.path();
   const absl::string_view input = fuzz::FuzzInput(data, size).Rest();
   const size_t zero = input.find('\0');
   fuzz::WriteFile(folder + "/tokenizer.json", input.substr(0, zero));
