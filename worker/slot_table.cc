@@ -60,7 +60,9 @@ absl::Status BatchLimits::Validate() const {
       return Invalid(p.first, " is ", p.second, ", it must be in [1, ", INT32_MAX, "]");
     }
   }
-  if (snapshots < 0) return Invalid("snapshots is ", snapshots, ", it must not be negative");
+  if (snapshots < 0 || snapshots > INT32_MAX) {
+    return Invalid("snapshots is ", snapshots, ", it must be in [0, ", INT32_MAX, "]");
+  }
   return absl::OkStatus();
 }
 

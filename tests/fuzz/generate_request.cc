@@ -1,5 +1,7 @@
 // A GenerateRequest of any bytes: refused as a fault of the client, with everything that a client
 // needs, or turned into what the engine and the workers accept.
+#include <google/protobuf/stubs/logging.h>
+
 #include <memory>
 #include <string>
 
@@ -60,6 +62,7 @@ void CheckSpec(const GenerationSpec& spec) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;  // NOLINT: an entry point outside of it
   static const ServedModel model = fuzz::MakeModel();
+  static const google::protobuf::LogSilencer silencer;  // of strings that are not UTF-8
   inference::v1::GenerateRequest request;
   if (!request.ParseFromArray(data, static_cast<int>(size))) return 0;
   RequestContext context;
