@@ -263,7 +263,8 @@ TEST(RequestValidatorTest, ContextIsCheckedToTheToken) {
   ASSERT_OK_AND_ASSIGN(const GenerationSpec last, Validate(WithIds(kContext - 1)));
   EXPECT_EQ(last.max_tokens, 1);
   EXPECT_TRUE(last.max_tokens_is_context);
-  for (const int prompt : {static_cast<int>(kContext), static_cast<int>(kContext) + 1}) {
+  for (const int prompt : {static_cast<int>(kContext), static_cast<int>(kContext) + 1,
+                           10 * static_cast<int>(kContext)}) {
     const absl::Status status = Validate(WithIds(prompt)).status();
     ASSERT_THAT(status, testing::StatusIs(absl::StatusCode::kInvalidArgument));
     EXPECT_EQ(ReasonOf(status), "CONTEXT_LENGTH_EXCEEDED");
@@ -327,6 +328,32 @@ TEST(RequestValidatorTest, WithoutTokenizerTextIsUnsupported) {
   }
   ASSERT_OK_AND_ASSIGN(const GenerationSpec spec, Validate(WithIds(2), model));
   EXPECT_FALSE(spec.detokenize);
+}
+
+TEST(RequestValidatorTest, ExtremeButLegalValuesPass) {
+  GenerateRequest request = WithIds(3);
+  const float denormal = std::numeric_limits<float>::denorm_min();
+  auto* sampling = request.mutable_sampling();
+  sampling->set_temperature(denormal);
+  sampling->set_top_p(denormal);
+  sampling->set_min_p(denormal);
+  sampling->set_presence_penalty(-denormal);
+  sampling->set_frequency_penalty(denormal);
+  sampling->set_repetition_penalty(denormal);
+  auto* bias = sampling->add_logit_bias();
+  bias->set_token_id(kVocab - 1);
+  bias->set_bias(-denormal);
+  ASSERT_OK_AND_ASSIGN(const GenerationSpec spec, Validate(request));
+  EXPECT_EQ(spec.sampling.temperature(), denormal);
+  EXPECT_EQ(spec.sampling.bias_ids(0), kVocab - 1);
+  request = WithIds(3);
+  for (int i = 0; i < 300000; ++i) request.mutable_sampling()->add_logit_bias()->set_token_id(i);
+  EXPECT_EQ(ReasonOf(Validate(request).status()), "LIMIT_EXCEEDED");
+  // White space is text like any other.
+  request.Clear();
+  request.set_text(" \n\t ");
+  ASSERT_OK_AND_ASSIGN(const GenerationSpec spaces, Validate(request));
+  EXPECT_EQ(spaces.prompt_ids.size(), 4u);
 }
 
 TEST(RequestValidatorTest, UnsetMeansDefault) {

@@ -17,6 +17,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
 #include "kernels/base/status_macros.h"
+#include "models/model.h"
 
 namespace lockstep {
 namespace testing {

@@ -42,4 +42,10 @@ only 'gRPC, protobuf or coordinator headers in kernels' 'include "(proto|coordin
 only 'gRPC, protobuf, worker or coordinator headers in models' 'include "(proto|coordinator|worker)/' '^(coordinator|worker|tests|tools|kernels)/'
 only 'worker, kernels or model headers in the coordinator' 'include "(worker|models/(weights|quant|layers|model)|kernels/(gemm|attention|comm|runtime))' '^(worker|tests|tools|kernels|models)/'
 
+tests=$(git ls-files --cached --others --exclude-standard | grep -E '_test\.(cc|sh|py)$|^tests/|_test_util\.|fake_')
+found 'ports of their own in tests: the system chooses them (port 0)' \
+  "$(printf '%s\n' $tests | grep -E '\.(cc|h|sh|py)$' | xargs -r grep -nE \
+    'AddListeningPort\("[^"]*:[1-9]|--listen[", =]+[^ "]*:[1-9]|--([a-z]+-)?port[", =]+"?[1-9]' /dev/null)"
+found 'tests/CHECKS.md' "$(tools/check_table.sh)"
+
 exit $bad

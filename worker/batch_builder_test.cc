@@ -81,6 +81,40 @@ TEST(BatchBuilder, PacksAPlanIntoOneUpload) {
   EXPECT_EQ(counters.Get(Traffic::kPlanToDevice) - before, 4 * (4 + 4 + 3 + 2 + 2 + 4 + 1));
 }
 
+TEST(BatchBuilder, ASlotReleasedByItsLastStepStillHasItsBlocks) {
+  BatchLimits limits;
+  limits.kv_blocks = 4;
+  limits.slots = 1;
+  limits.max_tokens = 4;
+  limits.max_sequences = 1;
+  limits.max_logit_rows = 1;
+  limits.max_sequence_blocks = 2;
+  limits.vocab_size = 50;
+  SlotTable slots(limits);
+  Counters counters;
+  ASSERT_OK_AND_ASSIGN(const auto stream, DeviceStream::Create(DeviceType::kCpu));
+  ASSERT_OK_AND_ASSIGN(BatchBuilder builder, BatchBuilder::Create(DeviceType::kCpu, limits));
+  for (uint64_t generation : {1, 2}) {  // the second owner gets the same block
+    worker::v1::StepPlan plan;
+    auto* entry = plan.add_sequences();
+    entry->set_generation(generation);
+    entry->mutable_begin()->set_restore_snapshot(-1);
+    entry->add_token_ids(7);
+    entry->add_new_blocks(3);
+    ASSERT_OK(slots.Admit(2 * generation, plan).status());
+    plan.Clear();
+    entry = plan.add_sequences();
+    entry->set_generation(generation);
+    entry->set_position(1);
+    entry->add_token_ids(8);
+    plan.add_released_slots(0);
+    ASSERT_OK_AND_ASSIGN(const PlannedStep step, slots.Admit(2 * generation + 1, plan));
+    ASSERT_OK_AND_ASSIGN(const ForwardBatch batch,
+                         builder.Build(stream.get(), plan, step, slots, 0, &counters));
+    EXPECT_THAT(Values(batch.block_table), ElementsAre(3));
+  }
+}
+
 TEST(BatchBuilder, LargestHasShapesOnly) {
   BatchLimits limits;
   limits.max_tokens = 128;

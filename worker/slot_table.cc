@@ -60,7 +60,9 @@ absl::Status BatchLimits::Validate() const {
       return Invalid(p.first, " is ", p.second, ", it must be in [1, ", INT32_MAX, "]");
     }
   }
-  if (snapshots < 0) return Invalid("snapshots is ", snapshots, ", it must not be negative");
+  if (snapshots < 0 || snapshots > INT32_MAX) {
+    return Invalid("snapshots is ", snapshots, ", it must be in [0, ", INT32_MAX, "]");
+  }
   return absl::OkStatus();
 }
 
@@ -71,9 +73,11 @@ SlotTable::SlotTable(const BatchLimits& limits)
       snapshot_position_(static_cast<size_t>(limits.snapshots), -1),
       snapshot_taken_in_(static_cast<size_t>(limits.snapshots), 0) {}
 
+// The list of blocks stays until the slot begins anew: a slot may be released by the last step that
+// it takes part in.
 void SlotTable::Release(Slot* slot) {
+  if (!slot->active) return;
   for (const int32_t block : slot->blocks) --block_users_[static_cast<size_t>(block)];
-  slot->blocks.clear();
   slot->active = false;
 }
 
@@ -206,6 +210,7 @@ absl::Status SlotTable::Begin(const SequenceEntry& entry, Slot* slot) {
     ASSIGN_OR_RETURN(params, ParseSampling(begin.sampling(), limits_.vocab_size));
   }
   slot->active = true;
+  slot->blocks.clear();
   slot->generation = entry.generation();
   slot->sampled_in_step = 0;
   slot->params = std::move(params);

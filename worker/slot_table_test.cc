@@ -269,6 +269,8 @@ TEST(BatchLimits, RefuseWhatNoWorkerCanHold) {
   limits = Limits();
   limits.snapshots = -1;
   EXPECT_THAT(limits.Validate(), StatusIs(kInvalid, HasSubstr("snapshots is -1")));
+  limits.snapshots = int64_t{1} << 60;
+  EXPECT_THAT(limits.Validate(), StatusIs(kInvalid, HasSubstr("in [0, 2147483647]")));
 }
 
 }  // namespace

@@ -69,6 +69,7 @@ class FakeWorker : public worker::v1::WorkerService::Service {
   grpc::Status GetInfo(grpc::ServerContext*, const worker::v1::GetInfoRequest*,
                        worker::v1::GetInfoResponse* response) override {
     response->set_device("cpu");
+    response->mutable_identity()->set_incarnation(reinterpret_cast<uintptr_t>(this));
     return grpc::Status::OK;
   }
 
@@ -162,6 +163,7 @@ class FakeWorker : public worker::v1::WorkerService::Service {
   grpc::Status Health(grpc::ServerContext*, const worker::v1::HealthRequest*,
                       worker::v1::HealthResponse* response) override {
     response->set_state(worker::v1::READY);
+    response->mutable_identity()->set_incarnation(reinterpret_cast<uintptr_t>(this));
     return grpc::Status::OK;
   }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "coordinator/errors.h"
+#include "coordinator/group/rank_identity.h"
 #include "kernels/base/check.h"
 #include "kernels/base/log.h"
 
@@ -279,6 +280,10 @@ void GroupCore::AdvanceLoad(absl::Time now) {
   // The first time nothing is loaded, and no term is taken, before all ranks answer.
   if (!term_decided_) {
     if (!AllIn(State::kConnected)) return;
+    std::vector<pb::GetInfoResponse> infos;
+    for (const auto& member : members_) infos.push_back(member->info);
+    const absl::Status distinct = CheckDistinctRanks(infos, options_.share_devices);
+    if (!distinct.ok()) return FailLoad(distinct);
     for (const auto& member : members_) {
       term_ = std::max(term_, member->info.identity().term() + 1);
     }

@@ -22,6 +22,7 @@ struct WorkerGroupOptions {
   absl::Duration connect_timeout = absl::Minutes(10);  // ranks may come up minutes apart
   absl::Duration comm_timeout = absl::Seconds(30);
   int64_t max_message_bytes = 16 << 20;
+  bool share_devices = false;  // several ranks on one device are meant
 
   // Without it the first failure of a step or a rank is final: the group stays broken until Join is
   // called with a higher epoch, and no beats are sent.

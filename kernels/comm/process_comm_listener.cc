@@ -122,7 +122,7 @@ absl::StatusOr<std::unique_ptr<CommGroup>> ProcessCommListener::Connect(
     if (!fd.ok()) return OfRank(peer, fd.status());
     peers[static_cast<size_t>(peer)] = *std::move(fd);
   }
-  RETURN_IF_ERROR(AcceptHigher(limit, &peers));
+  RETURN_IF_ERROR(AcceptHigher(limit, timeout, &peers));
   socket_.Close();
   return MakeProcessCommGroup(epoch, rank, std::move(peers), options_.collective_timeout);
 }
@@ -152,7 +152,8 @@ absl::StatusOr<Fd> ProcessCommListener::ConnectToLower(int peer, const std::stri
   return fd;
 }
 
-absl::Status ProcessCommListener::AcceptHigher(const WaitLimit& limit, std::vector<Fd>* peers) {
+absl::Status ProcessCommListener::AcceptHigher(const WaitLimit& limit, absl::Duration timeout,
+                                               std::vector<Fd>* peers) {
   std::vector<Pending> pending;
   std::string last_refusal;
   const auto missing = [&] {
@@ -201,7 +202,8 @@ absl::Status ProcessCommListener::AcceptHigher(const WaitLimit& limit, std::vect
     const absl::Status in_time = limit.Check();
     if (absl::IsDeadlineExceeded(in_time)) {
       return absl::DeadlineExceededError(absl::StrCat("rank ", absl::StrJoin(missing(), ", "),
-                                                      " did not connect in time", last_refusal));
+                                                      " did not connect within ",
+                                                      absl::FormatDuration(timeout), last_refusal));
     }
     RETURN_IF_ERROR(in_time);
     std::vector<pollfd> polled = {{socket_.get(), POLLIN, 0}};

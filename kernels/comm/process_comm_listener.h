@@ -52,7 +52,7 @@ class ProcessCommListener {
   ProcessCommListener() = default;
 
   absl::StatusOr<Fd> ConnectToLower(int peer, const std::string& address, const WaitLimit& limit);
-  absl::Status AcceptHigher(const WaitLimit& limit, std::vector<Fd>* peers);
+  absl::Status AcceptHigher(const WaitLimit& limit, absl::Duration timeout, std::vector<Fd>* peers);
 
   ProcessCommOptions options_;
   Fd socket_;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -291,6 +292,36 @@ TEST(LinearVariantsTest, F32WeightsAndTiedEmbeddingRows) {
 }
 
 // The worked vector of models-*.md 5.2: codes, block scales and the stored divisor.
+// compressed-tensors stores the reciprocal of what ModelOpt stores, rounded to F32.
+TEST(Nvfp4VectorTest, BothConventionsOfTheGlobalAreWithinOneUlp) {
+  TestContext context;
+  StoredLinear multiplier = MakeStoredLinear(WeightScheme::kNvfp4, 48, 64);
+  std::mt19937 rng(7);
+  std::uniform_real_distribution<float> uniform(1e-4f, 1e4f);
+  for (int i = 0; i < 50; ++i) {
+    const float global = uniform(rng);
+    multiplier.AddFloats("weight_scale_2", DType::kF32, {}, {global});
+    StoredLinear divisor = multiplier;
+    divisor.scheme.global_is_divisor = true;
+    divisor.AddFloats("weight_scale_2", DType::kF32, {}, {1.0f / global});
+    const auto apply = [&](const StoredLinear& s, std::vector<float>* out) {
+      const std::unique_ptr<Checkpoint> checkpoint = s.Write();
+      WeightStore store(checkpoint.get(), DeviceType::kCpu, 0, 1, nullptr, nullptr);
+      const auto linear = Prepare(s, WholeShard(s), &store);
+      *out = context.Apply(*linear, RandomInput(2, s.k), s.k);
+    };
+    std::vector<float> a, b;
+    apply(multiplier, &a);
+    apply(divisor, &b);
+    // The reciprocal of a reciprocal: the global may be its neighbour, and so may the products.
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t j = 0; j < a.size(); ++j) {
+      const float ulp = std::nextafter(std::fabs(a[j]), INFINITY) - std::fabs(a[j]);
+      EXPECT_LE(std::fabs(a[j] - b[j]), 2 * ulp) << global << " at " << j;
+    }
+  }
+}
+
 TEST(Nvfp4VectorTest, WorkedExample) {
   TestContext context;
   StoredLinear s;

@@ -17,6 +17,10 @@
 namespace lockstep {
 namespace {
 
+// A byte that nobody wrote is a NaN in every format of values and scales, and is seen: zeros would
+// pass for weights.
+constexpr uint8_t kUnwritten = 0xff;
+
 constexpr size_t kListedLeftovers = 20;
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -111,10 +115,11 @@ absl::StatusOr<DeviceBuffer> WeightStore::Place(int64_t bytes, int64_t checkpoin
                                                 const std::function<absl::Status(uint8_t*)>& fill) {
   ASSIGN_OR_RETURN(DeviceBuffer buffer, Allocate(bytes, checkpoint_bytes, cls));
   if (device_ == DeviceType::kCpu) {
+    if (bytes > 0) std::memset(buffer.data(), kUnwritten, static_cast<size_t>(bytes));
     RETURN_IF_ERROR(fill(static_cast<uint8_t*>(buffer.data())));
     return buffer;
   }
-  std::vector<uint8_t> staging(static_cast<size_t>(bytes));
+  std::vector<uint8_t> staging(static_cast<size_t>(bytes), kUnwritten);
   RETURN_IF_ERROR(fill(staging.data()));
   RETURN_IF_ERROR(CopyBytes(device_, buffer.data(), DeviceType::kCpu, staging.data(), bytes));
   return buffer;

@@ -68,7 +68,8 @@ class WeightStore {
   // exported.
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes, int64_t checkpoint_bytes,
                                         const WeightClass& cls);
-  // The same, filled: `fill` writes the bytes on the host, and they are on the device on return.
+  // The same, filled: `fill` writes all of the bytes on the host, and they are on the device on
+  // return. What it does not write is NaN.
   absl::StatusOr<DeviceBuffer> Place(int64_t bytes, int64_t checkpoint_bytes,
                                      const WeightClass& cls,
                                      const std::function<absl::Status(uint8_t*)>& fill);

@@ -1,7 +1,10 @@
 // Tests of WeightStore: accounting, leftovers, placement of small tensors and its errors.
 #include "models/weights/weight_store.h"
 
+#include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
@@ -48,6 +51,46 @@ SafetensorsWriter SmallModel() {
   writer.AddBF16("conv", {32, 1, 4}, Count(128));
   writer.AddF32("kv", {8, 4}, Count(32));
   return writer;
+}
+
+// The line of /proc/self/maps that holds `address`.
+std::string MappingOf(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  while (std::getline(maps, line)) {
+    unsigned long begin = 0, end = 0;
+    CHECK_EQ(std::sscanf(line.c_str(), "%lx-%lx", &begin, &end), 2);
+    const auto value = reinterpret_cast<unsigned long>(address);
+    if (value >= begin && value < end) return line;
+  }
+  return "";
+}
+
+TEST(WeightStoreTest, MemoryIsNanUntilItIsWritten) {
+  const auto checkpoint = Make(SmallModel());
+  WeightStore store(checkpoint.get(), DeviceType::kCpu, 0, 1, nullptr, nullptr);
+  const auto fill = [](uint8_t* out) {
+    std::memset(out, 0, 8);  // half of it
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const DeviceBuffer buffer, store.Place(16, 16, {"f32", "norm"}, fill));
+  const float* values = static_cast<const float*>(buffer.data());
+  EXPECT_EQ(values[1], 0.0f);
+  EXPECT_TRUE(std::isnan(values[2]) && std::isnan(values[3]));
+  const uint8_t* bytes = static_cast<const uint8_t*>(buffer.data());
+  EXPECT_TRUE(IsE4M3Nan(bytes[8]));
+  EXPECT_TRUE(std::isnan(ToFloat(static_cast<const BF16*>(buffer.data())[4])));
+}
+
+TEST(WeightStoreTest, WeightsNeverStayInTheMappedFile) {
+  const auto checkpoint = Make(SmallModel());
+  ASSERT_OK_AND_ASSIGN(const TensorInfo* stored, checkpoint->Get("norm"));
+  ASSERT_THAT(MappingOf(stored->data), HasSubstr("model.safetensors"));
+  WeightStore store(checkpoint.get(), DeviceType::kCpu, 0, 1, nullptr, nullptr);
+  ASSERT_OK_AND_ASSIGN(const TensorView norm,
+                       store.PlaceTensor("norm", {16}, ShardSpec::Split(16, 1), "norm"));
+  ASSERT_FALSE(MappingOf(norm.data).empty());
+  EXPECT_THAT(MappingOf(norm.data), Not(HasSubstr("model.safetensors")));
 }
 
 TEST(WeightStoreTest, PlacesSlicesAndAccountsThem) {

@@ -70,6 +70,7 @@ absl::StatusOr<Group> StartGroup(const Flags& flags, bool w8a8,
   ASSIGN_OR_RETURN(g.workers, LocalWorkers::Start(flags.workers));
   WorkerGroupOptions options;
   options.addresses = g.workers->addresses();
+  options.share_devices = true;
   options.model_path = flags.model;
   options.activation_dtype =
       flags.activations == "f32" ? worker::v1::ACTIVATION_F32 : worker::v1::ACTIVATION_BF16;
