@@ -62,6 +62,10 @@ class Engine::Impl {
     core_.BeginEpoch(term, epoch);
     thread_ = std::thread([this] { Run(); });
   }
+  void StartWithoutThread(uint64_t term, uint64_t epoch) { core_.BeginEpoch(term, epoch); }
+  void RunOnce() {
+    if (TakeInbox()) Turn();
+  }
 
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink) {
     CHECK(!spec.prompt_ids.empty() && spec.max_tokens >= 1 && spec.n >= 1);
@@ -288,17 +292,19 @@ class Engine::Impl {
 
   // ---- the thread ----
   void Run() {
-    while (TakeInbox()) {
-      core_.ExpireDeadlines(core_.Now());
-      if (!Failure().ok()) continue;
-      if (suspended_) {
-        AwaitEpoch();
-        continue;
-      }
-      const absl::Status status = Advance();
-      if (!status.ok()) Suspend(status);
-    }
+    while (TakeInbox()) Turn();
     EndEverything();
+  }
+
+  void Turn() {
+    core_.ExpireDeadlines(core_.Now());
+    if (!Failure().ok()) return;
+    if (suspended_) {
+      AwaitEpoch();
+      return;
+    }
+    const absl::Status status = Advance();
+    if (!status.ok()) Suspend(status);
   }
 
   // False when the engine is to stop.
@@ -477,6 +483,10 @@ Engine::Engine(const EngineOptions& options, StepTransport* transport, const Tok
     : impl_(std::make_unique<Impl>(options, transport, tokenizer)) {}
 Engine::~Engine() = default;
 void Engine::Start(uint64_t term, uint64_t epoch) { impl_->Start(term, epoch); }
+void Engine::StartWithoutThread(uint64_t term, uint64_t epoch) {
+  impl_->StartWithoutThread(term, epoch);
+}
+void Engine::RunOnce() { impl_->RunOnce(); }
 void Engine::Restore(const RestoredRequest& restored, GenerationSink* shown,
                      std::shared_ptr<GenerationSink> sink) {
   impl_->Restore(restored, shown, std::move(sink));

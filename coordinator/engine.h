@@ -87,6 +87,10 @@ class Engine {
 
   // Starts the thread. The transport must be ready to take steps of `term` and `epoch`.
   void Start(uint64_t term, uint64_t epoch);
+  // For simulations, in place of Start: no thread is started, and the caller runs one turn after
+  // the other, each of which waits in the transport at most once.
+  void StartWithoutThread(uint64_t term, uint64_t epoch);
+  void RunOnce();
 
   // Before Start: takes a request that a journal kept and that has not ended. Events that were
   // shown before go to `shown`, before it returns. A request that this engine cannot hold ends at
@@ -97,7 +101,8 @@ class Engine {
   // Queues a request. Errors (details as in errors.h): ALREADY_EXISTS REQUEST_ID_REUSED (the id of
   // a request that runs or has completed; a failed or cancelled one frees its id),
   // INVALID_ARGUMENT KV_CAPACITY_IMPOSSIBLE, RESOURCE_EXHAUSTED QUEUE_FULL or
-  // DEADLINE_UNMEETABLE, UNAVAILABLE DRAINING or ENGINE_FAILED. After OK the sink gets Accepted first. The sink is released after OnDone.
+  // DEADLINE_UNMEETABLE, UNAVAILABLE DRAINING or ENGINE_FAILED. After OK the sink gets Accepted
+  // first. The sink is released after OnDone.
   absl::Status Submit(GenerationSpec spec, std::shared_ptr<GenerationSink> sink);
 
   // Ends a request with `status`. Idempotent. A finished request is remembered for a while.

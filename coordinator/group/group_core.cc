@@ -192,7 +192,7 @@ void GroupCore::OnEvent(RankEvent event, absl::Time now) {
       OnProcessExit(member, rank, absl::get<ProcessExit>(event.payload), now);
       break;
     case RankEvent::Kind::kProcessStarted:
-      OnProcessStart(member, event, now);
+      OnProcessStart(member, rank, event, now);
       break;
   }
   Advance(now);
@@ -312,7 +312,12 @@ void GroupCore::AdvanceLoad(absl::Time now) {
     phase_ = Phase::kLoaded;
     return;
   }
-  if (!same.ok()) return GiveUp(same);
+  if (!same.ok()) {
+    Fault fault;
+    fault.cause = FaultCause::kJoinFailed;
+    fault.message = std::string(same.message());
+    return TryAgain(world() - 1, std::move(fault), same, now);
+  }
   record_.replace = now - phase_began_;
   phase_began_ = now;
   BeginJoin(now);
@@ -480,14 +485,15 @@ void GroupCore::OnBringUpFailure(Member* member, int rank, const absl::Status& s
   if (member->state == State::kLoading) {
     Fault fault;
     fault.cause = absl::StartsWith(status.message(), "DEVICE_LOST") ? FaultCause::kDeviceLost
-                                                                    : FaultCause::kStreamReset;
+                  : lost                                            ? FaultCause::kStreamReset
+                                                                    : FaultCause::kJoinFailed;
     fault.ranks = {rank};
     fault.message = std::string(named.message());
-    if (options_.recover && lost && WithinBudget(now)) {
-      record_.fault = std::move(fault);
-      return ReplaceMember(rank, now);
-    }
-    return first_load_ ? FailLoad(named) : GiveUp(named);
+    if (first_load_ && !(options_.recover && lost && WithinBudget(now))) return FailLoad(named);
+    if (!lost) return TryAgain(rank, std::move(fault), named, now);
+    if (!first_load_ && !WithinBudget(now)) return GiveUp(Exhausted(named));
+    record_.fault = std::move(fault);
+    return ReplaceMember(rank, now);
   }
   Fault fault;
   fault.cause = FaultCause::kJoinFailed;

@@ -183,6 +183,10 @@ class GroupCore {
   void FinishAbort(absl::Time now);
   void Recover(absl::Time now);
   void GiveUp(const absl::Status& status);
+  // A replacement failed: another one after a while, as long as the budget lasts.
+  void TryAgain(int rank, Fault fault, const absl::Status& status, absl::Time now);
+  void WaitThenRecover(absl::Time now);
+  absl::Status Exhausted(const absl::Status& last) const;
   void ReplaceMember(int rank, absl::Time now);
   void RestartSpare(size_t index, absl::Time now);
   bool WithinBudget(absl::Time now);
@@ -190,7 +194,7 @@ class GroupCore {
   void Reschedule(absl::Time now);
   Member* WaitingSpare(absl::Time now);
   void OnProcessExit(Member* member, int rank, const ProcessExit& exit, absl::Time now);
-  void OnProcessStart(Member* member, const RankEvent& event, absl::Time now);
+  void OnProcessStart(Member* member, int rank, const RankEvent& event, absl::Time now);
 
   const WorkerGroupOptions options_;
   const RankLinkFactory links_;

@@ -99,7 +99,7 @@ void GroupCore::OnBeat(Member* member, int rank, const RankEvent& event, absl::T
   }
   const absl::Status status = absl::UnavailableError(fault.message);
   if (phase_ == Phase::kLoading) {
-    if (first_load_ || !WithinBudget(now)) return FailLoad(status);
+    if (!WithinBudget(now)) return first_load_ ? FailLoad(status) : GiveUp(Exhausted(status));
     record_.fault = std::move(fault);
     return ReplaceMember(rank, now);
   }
@@ -127,10 +127,8 @@ void GroupCore::CheckLeases(absl::Time now) {
       record_.fault = std::move(fault);
       if (WithinBudget(now)) {
         ReplaceMember(rank, now);
-      } else if (first_load_) {
-        return FailLoad(status);
       } else {
-        return GiveUp(status);
+        return first_load_ ? FailLoad(status) : GiveUp(Exhausted(status));
       }
     } else if (phase_ == Phase::kRunning || phase_ == Phase::kJoining) {
       return Break(std::move(fault), status, now);
@@ -176,7 +174,7 @@ void GroupCore::OnProcessExit(Member* member, int rank, const ProcessExit& exit,
       LogError(fault.message);
       record_.fault = std::move(fault);
       if (options_.recover && WithinBudget(now)) return ReplaceMember(rank, now);
-      return first_load_ ? FailLoad(status) : GiveUp(status);
+      return first_load_ ? FailLoad(status) : GiveUp(Exhausted(status));
     case Phase::kAborting:
       // The broken streams were its doing.
       if (record_.fault.cause == FaultCause::kStreamReset ||
@@ -198,12 +196,22 @@ void GroupCore::OnProcessExit(Member* member, int rank, const ProcessExit& exit,
   }
 }
 
-void GroupCore::OnProcessStart(Member* member, const RankEvent& event, absl::Time now) {
+void GroupCore::OnProcessStart(Member* member, int rank, const RankEvent& event, absl::Time now) {
   if (member->state != State::kStarting) return;
   if (!event.status.ok()) {
-    LogError("a worker in place of the one at ", member->address,
-             " could not be started: ", event.status.message());
-    return GiveUp(event.status);
+    const absl::Status status(event.status.code(),
+                              absl::StrCat("a worker in place of the one at ", member->address,
+                                           " could not be started: ", event.status.message()));
+    if (first_load_) return FailLoad(status);
+    if (rank < 0) {
+      LogError(status.message());
+      return;
+    }
+    Fault fault;
+    fault.cause = FaultCause::kProcessExit;
+    fault.ranks = {rank};
+    fault.message = std::string(status.message());
+    return TryAgain(rank, std::move(fault), status, now);
   }
   member->address = absl::get<ProcessStart>(event.payload).address;
   member->link = links_(member->address, member->link_id);
@@ -298,16 +306,7 @@ void GroupCore::FinishAbort(absl::Time now) {
     phase_ = Phase::kBroken;
     return;
   }
-  if (!WithinBudget(now)) {
-    ErrorDetail detail;
-    detail.reason = "RECOVERY_EXHAUSTED";
-    return GiveUp(
-        MakeError(absl::StatusCode::kAborted,
-                  absl::StrCat("more than ", options_.recovery_budget, " faults within ",
-                               absl::FormatDuration(options_.recovery_window),
-                               ": the server gives up; the last one: ", status_.message()),
-                  detail));
-  }
+  if (!WithinBudget(now)) return GiveUp(Exhausted(status_));
   if (!lost_.empty()) {
     LogWarning("rank ", absl::StrJoin(lost_, ", "), " is given up; the others keep their weights");
   }
@@ -316,6 +315,10 @@ void GroupCore::FinishAbort(absl::Time now) {
     const Member& member = *members_[static_cast<size_t>(rank)];
     if (launcher_ != nullptr && member.ours && !member.exited) launcher_->Kill(member.address);
   }
+  WaitThenRecover(now);
+}
+
+void GroupCore::WaitThenRecover(absl::Time now) {
   absl::Duration wait = absl::ZeroDuration();
   if (fruitless_ > 0) {
     wait = std::min(kLongestBackoff, absl::Milliseconds(100) * (1 << std::min(fruitless_, 10)));
@@ -324,6 +327,30 @@ void GroupCore::FinishAbort(absl::Time now) {
   phase_ = Phase::kWaiting;
   resume_at_ = now + wait;
   if (wait == absl::ZeroDuration()) Recover(now);
+}
+
+void GroupCore::TryAgain(int rank, Fault fault, const absl::Status& status, absl::Time now) {
+  LogError(absl::StatusCodeToString(status.code()), ": ", status.message());
+  if (!WithinBudget(now)) return GiveUp(Exhausted(status));
+  record_.fault = std::move(fault);
+  status_ = status;
+  for (const auto& member : members_) {
+    member->call = 0;
+    if (member->link != nullptr) member->link->CancelCalls();
+    member->beat = 0;
+  }
+  lost_.insert(rank);
+  WaitThenRecover(now);
+}
+
+absl::Status GroupCore::Exhausted(const absl::Status& last) const {
+  ErrorDetail detail;
+  detail.reason = "RECOVERY_EXHAUSTED";
+  return MakeError(absl::StatusCode::kAborted,
+                   absl::StrCat("more than ", options_.recovery_budget, " faults within ",
+                                absl::FormatDuration(options_.recovery_window),
+                                ": the server gives up; the last one: ", last.message()),
+                   detail);
 }
 
 bool GroupCore::WithinBudget(absl::Time now) {
