@@ -459,6 +459,15 @@ void GroupCore::OnBringUpFailure(Member* member, int rank, const absl::Status& s
   }
   if (IsStaleTerm(status)) return GiveUp(Superseded(rank, status.message()));
   if (member->state == State::kConnecting) {
+    if (member->ours && options_.recover && absl::IsDeadlineExceeded(status) && WithinBudget(now)) {
+      // It runs and listens, and does not answer: it is of no use.
+      record_.fault = Fault();
+      record_.fault.cause = FaultCause::kLeaseExpired;
+      record_.fault.ranks = {rank};
+      record_.fault.message = std::string(RankError(rank, "GetInfo", status).message());
+      LogError(record_.fault.message);
+      return ReplaceMember(rank, now);
+    }
     if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) {
       return first_load_ ? FailLoad(RankError(rank, "GetInfo", status))
                          : GiveUp(RankError(rank, "GetInfo", status));
@@ -514,7 +523,7 @@ void GroupCore::FailLoad(const absl::Status& status) {
   status_ = status;
   for (const auto& member : members_) {
     member->call = 0;
-    member->link->CancelCalls();
+    if (member->link != nullptr) member->link->CancelCalls();
   }
 }
 

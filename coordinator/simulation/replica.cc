@@ -98,7 +98,7 @@ class Replica::Transport : public StepTransport {
   void Distrust(const absl::Status& status) override {
     core().Distrust(status, replica_->world_.now());
   }
-  Fault last_fault() const override { return replica_->group_.last_fault(); }
+  Fault last_fault() const override { return replica_->group_->last_fault(); }
   void OnReplayed(int64_t requests, int64_t tokens) override {
     if (replica_->faults_.empty()) return;
     replica_->faults_.back().requests_replayed = requests;
@@ -111,7 +111,8 @@ class Replica::Transport : public StepTransport {
     const absl::Time end = world.now() + at_most;
     while (!done() && world.now() < end) {
       const absl::Time next = std::min(end, core().next_time());
-      world.Run(std::max(absl::ZeroDuration(), next - world.now()), done);
+      world.Run(std::max(absl::ZeroDuration(), next - world.now()),
+                [&] { return done() || core().next_time() < next; });
       if (!done() && world.now() >= core().next_time()) core().OnTime(world.now());
     }
   }
@@ -119,7 +120,7 @@ class Replica::Transport : public StepTransport {
   const std::string& breach() const { return breach_; }
 
  private:
-  GroupCore& core() { return replica_->group_; }
+  GroupCore& core() { return *replica_->group_; }
   bool InEpoch() {
     return core().phase() == GroupCore::Phase::kRunning && core().epoch() == epoch_;
   }
@@ -131,42 +132,148 @@ class Replica::Transport : public StepTransport {
   std::string breach_;
 };
 
+// Keeps what a journal would, and passes everything on until it is cut off.
+class Replica::Logged : public GenerationSink {
+ public:
+  Logged(RestoredRequest kept, std::shared_ptr<testing::RecordingSink> sink)
+      : sink_(std::move(sink)), kept_(std::move(kept)), accepted_(kept_.spec.n) {}
+  Logged(const GenerationSpec& spec, absl::Time submitted,
+         std::shared_ptr<testing::RecordingSink> sink)
+      : sink_(std::move(sink)) {
+    kept_.spec = spec;
+    kept_.submitted = submitted;
+    kept_.outputs.resize(static_cast<size_t>(spec.n));
+  }
+  void OnToken(int32_t output, uint64_t digest, const pb::SequenceResult& result) override {
+    if (cut_) return;
+    RestoredRequest::Output& log = kept_.outputs[static_cast<size_t>(output)];
+    log.ids.push_back(result.sampled_id());
+    log.digests.push_back(digest);
+    log.logprobs.emplace_back();
+  }
+  void OnEvent(inference::v1::GenerateEvent event) override {
+    if (cut_) return;
+    if (event.has_accepted()) {
+      kept_.accepted = event.accepted();
+      ++accepted_;
+    }
+    if (event.has_finished()) {
+      kept_.outputs[static_cast<size_t>(event.output_index())].finished = event.finished();
+    }
+    sink_->OnEvent(std::move(event));
+  }
+  void OnDone(const absl::Status& status) override {
+    if (cut_) return;
+    ended_ = true;
+    sink_->OnDone(status);
+  }
+  void Cut() { cut_ = true; }
+  bool ended() const { return ended_; }
+  // Every output was acknowledged: the client counts on it.
+  bool accepted() const { return accepted_ == kept_.spec.n; }
+  const RestoredRequest& kept() const { return kept_; }
+
+ private:
+  const std::shared_ptr<testing::RecordingSink> sink_;
+  RestoredRequest kept_;
+  int32_t accepted_ = 0;
+  bool cut_ = false;
+  bool ended_ = false;
+};
+
+namespace {
+
+// Takes the events that were shown before.
+class Nowhere : public GenerationSink {
+ public:
+  void OnEvent(inference::v1::GenerateEvent) override {}
+  void OnDone(const absl::Status&) override {}
+};
+
+}  // namespace
+
 Replica::Replica(uint64_t seed, const ReplicaOptions& options)
     : options_(options),
       world_(seed, WithDevice(options)),
-      launcher_(options.launcher ? world_.MakeLauncher(nullptr) : nullptr),
+      launcher_(options.launcher ? world_.MakeLauncher() : nullptr),
       transport_(std::make_unique<Transport>(this)),
-      group_(GroupOptions(options, &world_), world_.Links([this](RankEvent event) {
-        group_.OnEvent(std::move(event), world_.now());
-      }),
-             launcher_.get(),
-             {nullptr, nullptr,
-              [this](const FaultRecord& record) {
-                const bool known =
-                    !faults_.empty() && faults_.back().epoch_before == record.epoch_before;
-                if (known) {
-                  faults_.back() = record;
-                } else {
-                  faults_.push_back(record);
-                }
-              }}),
-      engine_(WithClock(options, &world_), transport_.get(), nullptr) {}
+      group_options_(GroupOptions(options, &world_)) {
+  MakeCoordinator();
+}
 
-Replica::~Replica() { engine_.Stop(absl::OkStatus()); }
+Replica::~Replica() {
+  if (engine_ != nullptr) engine_->Stop(absl::OkStatus());
+}
+
+void Replica::MakeCoordinator() {
+  transport_ = std::make_unique<Transport>(this);
+  RankLinkFactory links = world_.Links([this](RankEvent event) {
+    if (group_ != nullptr) group_->OnEvent(std::move(event), world_.now());
+  });
+  GroupCore::Hooks hooks;
+  hooks.on_fault = [this](const FaultRecord& record) {
+    const bool known = !faults_.empty() && faults_.back().epoch_before == record.epoch_before;
+    if (known) {
+      faults_.back() = record;
+    } else {
+      faults_.push_back(record);
+    }
+  };
+  group_ = std::make_unique<GroupCore>(group_options_, std::move(links), launcher_.get(),
+                                       std::move(hooks));
+  engine_ = std::make_unique<Engine>(WithClock(options_, &world_), transport_.get(), nullptr);
+}
 
 bool Replica::Start() {
-  group_.StartLoad(1, world_.now());
-  transport_->Pump(absl::Hours(1), [this] { return group_.phase() != GroupCore::Phase::kLoading; });
-  if (group_.phase() != GroupCore::Phase::kLoaded) return false;
-  group_.StartJoin(1, pb::ConfigureRequest(), world_.now());
+  group_->StartLoad(1, world_.now());
+  transport_->Pump(absl::Hours(1),
+                   [this] { return group_->phase() != GroupCore::Phase::kLoading; });
+  if (group_->phase() != GroupCore::Phase::kLoaded) return false;
+  group_->StartJoin(1, pb::ConfigureRequest(), world_.now());
   transport_->Pump(absl::Hours(1), [this] {
-    return group_.phase() == GroupCore::Phase::kRunning ||
-           group_.phase() == GroupCore::Phase::kBroken;
+    return group_->phase() == GroupCore::Phase::kRunning ||
+           group_->phase() == GroupCore::Phase::kBroken;
   });
-  if (group_.phase() != GroupCore::Phase::kRunning) return false;
+  if (group_->phase() != GroupCore::Phase::kRunning) return false;
   transport_->KnowEpoch();
-  engine_.StartWithoutThread(group_.term(), group_.epoch());
+  for (Outcome& outcome : outcomes_) {
+    if (outcome.logged == nullptr || outcome.logged->ended()) continue;
+    // The log goes on where it was cut.
+    const RestoredRequest kept = outcome.logged->kept();
+    if (!outcome.logged->accepted()) {  // the client asks again
+      outcome.sink = std::make_shared<testing::RecordingSink>(outcome.spec.n);
+      outcome.logged = std::make_shared<Logged>(outcome.spec, world_.now(), outcome.sink);
+      outcome.refused = engine_->Submit(outcome.spec, outcome.logged);
+      continue;
+    }
+    outcome.logged = std::make_shared<Logged>(kept, outcome.sink);
+    Nowhere nowhere;
+    engine_->Restore(kept, &nowhere, outcome.logged);
+  }
+  engine_->StartWithoutThread(group_->term(), group_->epoch());
+  serving_ = true;
   return true;
+}
+
+bool Replica::RestartCoordinator() {
+  serving_ = false;
+  for (Outcome& outcome : outcomes_) {
+    if (outcome.logged != nullptr && !outcome.logged->ended()) outcome.logged->Cut();
+  }
+  // Where the ranks are now: the next coordinator is told, as by a state folder.
+  for (int rank = 0; rank < group_->world(); ++rank) {
+    group_options_.addresses[static_cast<size_t>(rank)] =
+        group_->members()[static_cast<size_t>(rank)].address;
+  }
+  group_options_.spares.clear();
+  for (const GroupCore::MemberView& spare : group_->spares()) {
+    group_options_.spares.push_back(spare.address);
+  }
+  engine_->Stop(absl::OkStatus());
+  engine_.reset();
+  group_.reset();
+  MakeCoordinator();
+  return Start();
 }
 
 void Replica::Submit(absl::Duration after, const GenerationSpec& spec) {
@@ -174,12 +281,19 @@ void Replica::Submit(absl::Duration after, const GenerationSpec& spec) {
   outcomes_.emplace_back();
   outcomes_.back().spec = spec;
   ++to_come_;
-  world_.At(after, [this, index] {
-    --to_come_;
-    Outcome& outcome = outcomes_[index];
-    outcome.sink = std::make_shared<testing::RecordingSink>(outcome.spec.n);
-    outcome.refused = engine_.Submit(outcome.spec, outcome.sink);
-  });
+  world_.At(after, [this, index] { Arrive(index); });
+}
+
+void Replica::Arrive(size_t index) {
+  if (!serving_) {  // the client asks again
+    world_.At(absl::Milliseconds(50), [this, index] { Arrive(index); });
+    return;
+  }
+  --to_come_;
+  Outcome& outcome = outcomes_[index];
+  outcome.sink = std::make_shared<testing::RecordingSink>(outcome.spec.n);
+  outcome.logged = std::make_shared<Logged>(outcome.spec, world_.now(), outcome.sink);
+  outcome.refused = engine_->Submit(outcome.spec, outcome.logged);
 }
 
 void Replica::Cancel(absl::Duration after, const std::string& id) {
@@ -187,21 +301,35 @@ void Replica::Cancel(absl::Duration after, const std::string& id) {
     for (Outcome& outcome : outcomes_) {
       if (outcome.spec.request_id == id) outcome.cancelled = true;
     }
-    engine_.Cancel(id, absl::CancelledError("by the simulation"));
+    engine_->Cancel(id, absl::CancelledError("by the simulation"));
   });
+}
+
+void Replica::KillCoordinator(absl::Duration after) {
+  world_.At(after, [this] { kill_coordinator_ = true; });
 }
 
 bool Replica::RunToEnd(absl::Duration limit) {
   const absl::Time end = world_.now() + limit;
-  while (to_come_ > 0 || !engine_.idle()) {
+  while (to_come_ > 0 || !engine_->idle()) {
     if (world_.now() >= end) return false;
-    engine_.RunOnce();
-    if (group_.phase() == GroupCore::Phase::kBroken && to_come_ > 0) {
+    if (kill_coordinator_) {
+      kill_coordinator_ = false;
+      // One that cannot load ends, and its supervisor starts the next.
+      bool started = false;
+      for (int attempt = 0; attempt < 5 && !started; ++attempt) {
+        ++coordinators_;
+        started = RestartCoordinator();
+      }
+      if (!started) return false;
+    }
+    engine_->RunOnce();
+    if (group_->phase() == GroupCore::Phase::kBroken && to_come_ > 0) {
       world_.Run(kTurn, [] { return false; });
     }
   }
   // What is under way goes on for a while: nothing may come of it.
-  for (int i = 0; i < 20; ++i) engine_.RunOnce();
+  for (int i = 0; i < 20; ++i) engine_->RunOnce();
   return true;
 }
 
@@ -229,7 +357,7 @@ std::string Replica::Breach() const {
       }
     }
   }
-  return testing::Leaks(engine_);
+  return testing::Leaks(*engine_);
 }
 
 }  // namespace simulation

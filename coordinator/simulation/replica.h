@@ -36,8 +36,8 @@ class Replica {
   ~Replica();
 
   World* world() { return &world_; }
-  Engine* engine() { return &engine_; }
-  GroupCore* group() { return &group_; }
+  Engine* engine() { return engine_.get(); }
+  GroupCore* group() { return group_.get(); }
   const std::vector<FaultRecord>& faults() const { return faults_; }
 
   // Loads and joins; false when that fails (then group()->status() says why).
@@ -45,14 +45,22 @@ class Replica {
   // Submits a request `after` a while.
   void Submit(absl::Duration after, const GenerationSpec& spec);
   void Cancel(absl::Duration after, const std::string& id);
+  // The coordinator ends as by SIGKILL and another one takes its place, with the tokens that a
+  // journal would have: those that were logged. The workers live on. False as Start.
+  bool RestartCoordinator();
+  // The same `after` a while of RunToEnd.
+  void KillCoordinator(absl::Duration after);
+  int64_t coordinators() const { return coordinators_; }
   // Runs until every request has ended and nothing is in flight; false when that takes longer than
   // `limit` of virtual time.
   bool RunToEnd(absl::Duration limit);
 
+  class Logged;
   struct Outcome {
     GenerationSpec spec;
     std::shared_ptr<testing::RecordingSink> sink;
-    absl::Status refused;  // by Submit
+    std::shared_ptr<Logged> logged;  // around it: what a journal would have
+    absl::Status refused;            // by Submit
     bool cancelled = false;
   };
   const std::vector<Outcome>& outcomes() const { return outcomes_; }
@@ -64,15 +72,21 @@ class Replica {
 
  private:
   class Transport;
+  void MakeCoordinator();
+  void Arrive(size_t index);
 
   const ReplicaOptions options_;
   World world_;
   std::vector<FaultRecord> faults_;
   std::unique_ptr<WorkerLauncher> launcher_;
   std::unique_ptr<Transport> transport_;
-  GroupCore group_;
-  Engine engine_;
+  std::unique_ptr<GroupCore> group_;
+  std::unique_ptr<Engine> engine_;
+  WorkerGroupOptions group_options_;
   std::vector<Outcome> outcomes_;
+  bool serving_ = false;
+  bool kill_coordinator_ = false;
+  int64_t coordinators_ = 1;
   int64_t to_come_ = 0;  // submissions that are scheduled
 };
 

@@ -15,8 +15,15 @@ namespace lockstep {
 namespace simulation {
 namespace {
 
-int64_t num_seeds = 2000;
+int64_t num_seeds = 4000;
 int64_t only_seed = -1;
+
+struct Totals {
+  int64_t coordinators = 0;  // that were killed
+  int64_t faults = 0;
+  int64_t replayed = 0;  // requests
+  int64_t checked = 0;   // digests
+} totals;
 
 GenerationSpec RandomSpec(World* world, int index) {
   GenerationSpec spec = testing::MakeSpec(
@@ -61,6 +68,9 @@ std::string RunSeed(uint64_t seed) {
   if (world->Random(3) == 0) {
     replica.Cancel(absl::Milliseconds(static_cast<int64_t>(world->Random(500))), "request-0");
   }
+  if (world->Random(3) == 0) {
+    replica.KillCoordinator(absl::Milliseconds(static_cast<int64_t>(world->Random(1500))));
+  }
   const int faults = static_cast<int>(world->Random(5));
   for (int i = 0; i < faults; ++i) {
     if (world->Random(2) == 0) {
@@ -87,6 +97,10 @@ std::string RunSeed(uint64_t seed) {
   }
   const std::string breach = replica.Breach();
   if (!breach.empty()) return breach;
+  totals.coordinators += replica.coordinators() - 1;
+  totals.faults += static_cast<int64_t>(replica.faults().size());
+  totals.replayed += replica.engine()->stats().counters.at("requests_replayed");
+  totals.checked += replica.engine()->stats().counters.at("digests_checked");
   // With a launcher and budget left nothing is lost, but for a request that was alone with crashes.
   for (const Replica::Outcome& outcome : replica.outcomes()) {
     if (!outcome.refused.ok()) return absl::StrCat("refused: ", outcome.refused.message());
@@ -113,7 +127,18 @@ TEST(Simulation, SeedsKeepEveryInvariant) {
                   << seed;
   }
 
-  std::printf("%lld seeds\n", static_cast<long long>(last - first + 1));
+  const auto number = [](int64_t value) { return static_cast<long long>(value); };
+  std::printf(
+      "%lld seeds: %lld faults, %lld coordinators killed, %lld requests replayed, %lld "
+      "digests checked\n",
+      number(last - first + 1), number(totals.faults), number(totals.coordinators),
+      number(totals.replayed), number(totals.checked));
+  if (only_seed >= 0) return;
+  // The seeds are worth running.
+  EXPECT_GT(totals.faults, num_seeds / 4);
+  EXPECT_GT(totals.coordinators, num_seeds / 10);
+  EXPECT_GT(totals.replayed, num_seeds / 4);
+  EXPECT_GT(totals.checked, num_seeds);
 }
 
 }  // namespace

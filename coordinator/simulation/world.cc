@@ -33,9 +33,8 @@ uint64_t DigestOf(const pb::StepResult& result) {
 class SimLink : public RankLink {
  public:
   SimLink(World* world, std::string address, int32_t link)
-      : world_(world), address_(std::move(address)), link_(link) {
-    world_->links_.insert(link_);
-    world_->calls_[link_] = open_;
+      : world_(world), address_(std::move(address)), link_(++world->last_link_) {
+    world_->links_[link_] = {link, address_, open_};
   }
   ~SimLink() override {
     CloseStream(stream_, /*orderly=*/false);
@@ -75,11 +74,13 @@ class SimLink : public RankLink {
       SimWorker* to = world->Find(address);
       if (to != nullptr && to->alive()) return to->OpenStream(link, id);
       RankEvent event;
-      event.link = link;
       event.id = id;
       event.kind = RankEvent::Kind::kStreamEnded;
       event.status = absl::UnavailableError("connection refused");
-      if (world->links_.count(link) != 0) world->sink_(std::move(event));
+      const auto to_link = world->links_.find(link);
+      if (to_link == world->links_.end()) return;
+      event.link = to_link->second.link;
+      world->sink_(std::move(event));
     });
   }
   void Write(uint64_t id, const pb::StepRequest& request) override {
@@ -100,9 +101,10 @@ class SimLink : public RankLink {
  private:
   static void Fail(World* world, int32_t link, std::set<uint64_t>* open, uint64_t id,
                    const absl::Status& status) {
-    if (open->erase(id) == 0 || world->links_.count(link) == 0) return;
+    const auto to_link = world->links_.find(link);
+    if (open->erase(id) == 0 || to_link == world->links_.end()) return;
     RankEvent event;
-    event.link = link;
+    event.link = to_link->second.link;
     event.id = id;
     event.kind = RankEvent::Kind::kAnswer;
     event.status = status;
@@ -121,6 +123,10 @@ class SimLauncher : public WorkerLauncher {
   explicit SimLauncher(World* world) : world_(world) {}
   bool Watch(const std::string& address, int32_t link) override {
     world_->watched_[address] = link;
+    const SimWorker* worker = world_->Find(address);
+    if (worker == nullptr || !worker->alive()) {
+      world_->ReportExit(address, absl::Milliseconds(1), /*own_doing=*/false);
+    }
     return true;
   }
   bool Kill(const std::string& address) override {
@@ -131,15 +137,17 @@ class SimLauncher : public WorkerLauncher {
   }
   bool Restart(const std::string& address, int32_t link) override {
     Kill(address);
-    world_->At(world_->options_.restart_time, [world = world_, link] {
-      SimWorker* worker = world->Add();
-      world->watched_[worker->address()] = link;
-      RankEvent event;
-      event.link = link;
-      event.kind = RankEvent::Kind::kProcessStarted;
-      event.payload = ProcessStart{worker->address()};
-      world->sink_(std::move(event));
-    });
+    world_->At(world_->options_.restart_time,
+               [world = world_, link, coordinator = world_->coordinator_] {
+                 if (coordinator != world->coordinator_) return;  // the launcher ended with it
+                 SimWorker* worker = world->Add();
+                 world->watched_[worker->address()] = link;
+                 RankEvent event;
+                 event.link = link;
+                 event.kind = RankEvent::Kind::kProcessStarted;
+                 event.payload = ProcessStart{worker->address()};
+                 world->sink_(std::move(event));
+               });
     return true;
   }
 
@@ -193,13 +201,14 @@ SimWorker* World::OfRank(int rank) {
 
 RankLinkFactory World::Links(std::function<void(RankEvent)> sink) {
   sink_ = std::move(sink);
+  watched_.clear();
+  ++coordinator_;
   return [this](const std::string& address, int32_t link) {
     return std::make_unique<SimLink>(this, address, link);
   };
 }
 
-std::unique_ptr<WorkerLauncher> World::MakeLauncher(std::function<void(RankEvent)> sink) {
-  sink_ = std::move(sink);
+std::unique_ptr<WorkerLauncher> World::MakeLauncher() {
   return std::make_unique<SimLauncher>(this);
 }
 
@@ -233,14 +242,20 @@ pb::Identity SimWorker::Identity() const {
 
 void SimWorker::Post(int32_t link, RankEvent event) {
   event.link = link;
-  const absl::Duration delay = world_->options_.latency + delay_;
+  absl::Duration delay = world_->options_.latency + delay_;
   delay_ = absl::ZeroDuration();
+  if (event.kind != RankEvent::Kind::kAnswer) {  // a stream keeps its order
+    delay = std::max(delay, last_of_stream_ - world_->now());
+    last_of_stream_ = world_->now() + delay;
+  }
   world_->At(delay, [world = world_, event = std::move(event)]() mutable {
-    if (world->links_.count(event.link) == 0) return;
-    if (event.kind == RankEvent::Kind::kAnswer) {
-      // Answers of calls that are not open any more go nowhere.
-      if (world->calls_.at(event.link)->erase(event.id) == 0) return;
+    const auto to_link = world->links_.find(event.link);
+    if (to_link == world->links_.end()) return;
+    // Answers of calls that are not open any more go nowhere.
+    if (event.kind == RankEvent::Kind::kAnswer && to_link->second.calls->erase(event.id) == 0) {
+      return;
     }
+    event.link = to_link->second.link;
     world->sink_(std::move(event));
   });
 }
@@ -610,28 +625,31 @@ void SimWorker::Die(bool own_doing) {
   stream_ = 0;
   steps_.clear();
   // Calls that wait for it end.
-  for (const auto& item : world_->calls_) {
-    if (world_->links_.count(item.first) == 0) continue;
-    const auto watched = world_->watched_.find(address_);
-    if (watched == world_->watched_.end() || watched->second != item.first) continue;
-    const std::set<uint64_t> open = *item.second;
-    for (const uint64_t id : open) {
+  for (const auto& item : world_->links_) {
+    if (item.second.address != address_) continue;
+    for (const uint64_t id : *item.second.calls) {
       RankEvent event;
       event.id = id;
       event.status = broken;
       Post(item.first, std::move(event));
     }
   }
-  const auto watched = world_->watched_.find(address_);
-  if (watched == world_->watched_.end()) return;
-  RankEvent event;
-  event.kind = RankEvent::Kind::kProcessExited;
-  event.payload = ProcessExit{own_doing ? "signal 6 (Aborted)" : "signal 9 (Killed)", own_doing};
-  const int32_t link = watched->second;
-  world_->watched_.erase(watched);
   // The launcher notices a moment later than the connection breaks.
-  delay_ = absl::Milliseconds(world_->Random(8));
-  Post(link, std::move(event));
+  world_->ReportExit(address_, absl::Milliseconds(1 + static_cast<int64_t>(world_->Random(8))),
+                     own_doing);
+}
+
+void World::ReportExit(const std::string& address, absl::Duration after, bool own_doing) {
+  At(after, [this, address, own_doing, coordinator = coordinator_] {
+    const auto watched = watched_.find(address);
+    if (coordinator != coordinator_ || watched == watched_.end()) return;
+    RankEvent event;
+    event.link = watched->second;
+    event.kind = RankEvent::Kind::kProcessExited;
+    event.payload = ProcessExit{own_doing ? "signal 6 (Aborted)" : "signal 9 (Killed)", own_doing};
+    watched_.erase(watched);
+    sink_(std::move(event));
+  });
 }
 
 void SimWorker::Strike(FaultKind kind) {

@@ -97,6 +97,7 @@ class SimWorker {
   std::map<uint64_t, Step> steps_;           // of the stream, until they end
   std::pair<int32_t, uint64_t> init_{0, 0};  // link and call of the InitComm that waits
   absl::Duration delay_;
+  absl::Time last_of_stream_ = absl::InfinitePast();
   bool duplicate_ = false, corrupt_ = false, reorder_ = false;
   std::vector<worker::v1::StepResult> kept_;  // to change places
   std::string breach_;
@@ -129,9 +130,10 @@ class World {
   // The live process that holds a rank, or null.
   SimWorker* OfRank(int rank);
 
-  // For a GroupCore; its events go to `sink` as time passes.
+  // For a GroupCore; its events go to `sink` as time passes. What is under way to the GroupCore
+  // before it goes nowhere.
   RankLinkFactory Links(std::function<void(RankEvent)> sink);
-  std::unique_ptr<WorkerLauncher> MakeLauncher(std::function<void(RankEvent)> sink);
+  std::unique_ptr<WorkerLauncher> MakeLauncher();
 
   // Calls `strike` when a worker reaches a point: true keeps the rule.
   using Rule = std::function<bool(SimWorker* worker, Point point, int rank)>;
@@ -143,6 +145,7 @@ class World {
   friend class SimLauncher;
 
   void Consult(SimWorker* worker, Point point);
+  void ReportExit(const std::string& address, absl::Duration after, bool own_doing);
 
   std::mt19937_64 random_;
   const WorldOptions options_;
@@ -152,9 +155,16 @@ class World {
   std::vector<std::unique_ptr<SimWorker>> workers_;
   std::vector<Rule> rules_;
   std::function<void(RankEvent)> sink_;
-  std::set<int32_t> links_;                                       // that are open
-  std::map<int32_t, std::shared_ptr<std::set<uint64_t>>> calls_;  // of each link: those that wait
-  std::map<std::string, int32_t> watched_;                        // address to link
+  struct OpenLink {
+    int32_t link;  // as its group calls it
+    std::string address;
+    std::shared_ptr<std::set<uint64_t>> calls;  // that wait
+  };
+  // By a number that no other link has, of whatever coordinator.
+  std::map<int32_t, OpenLink> links_;
+  int32_t last_link_ = 0;
+  int64_t coordinator_ = 0;                 // how many there have been
+  std::map<std::string, int32_t> watched_;  // address to link
 };
 
 }  // namespace simulation
