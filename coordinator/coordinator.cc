@@ -542,6 +542,7 @@ void Coordinator::Impl::OnFault(const FaultRecord& record) {
     metrics_.OnStepDigestMismatch();
   }
   if (record.outcome != "recovered") return;
+  SetLogEpoch(record.epoch_after);
   metrics_.OnRecovery(Name(record.fault.cause), {{"detect", record.silence},
                                                  {"abort", record.abort},
                                                  {"replace", record.replace},

@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "coordinator/coordinator.h"
 #include "coordinator/errors.h"
-#include "coordinator/fake_worker_service.h"
+#include "coordinator/group/fake_worker_service.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "kernels/base/testing/matchers.h"
@@ -172,7 +172,7 @@ TEST_F(EdgesTest, WorkersAreKnownByTheirCertificates) {
     EXPECT_OK(credentials);
     return *credentials;
   };
-  options_.connect_timeout = absl::Milliseconds(700);
+  options_.group.connect_timeout = absl::Milliseconds(700);
   options_.edges.worker_tls =
       WriteTlsFiles(path("coordinator"), ca.Issue("DNS:coordinator"), ca.cert());
   const auto load = [this]() {

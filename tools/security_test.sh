@@ -75,7 +75,7 @@ expect 0 'takes requests again, but is not ready' undrain "${admin[@]}"
 expect 0 '"requests_left":"0"' drain "${admin[@]}" --output json
 expect 1 'NOT_FOUND REQUEST_NOT_FOUND' cancel "${admin[@]}" some-id
 expect 4 'MODEL_LOADING' requests "${admin[@]}"
-expect 0 '^0 +127.0.0.1:1 +UNKNOWN +no +never' workers "${admin[@]}"
+expect 0 '^0 +127.0.0.1:1 +UNKNOWN +no ' workers "${admin[@]}"
 expect 0 '^ID +START +CAUSE' faults "${admin[@]}"
 expect 1 'WORKER_NOT_FOUND' replace-worker "${admin[@]}" 7
 expect 0 '^--auth-token-file +tokens' server-info "${admin[@]}"
