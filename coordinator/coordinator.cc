@@ -329,6 +329,7 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
   // OK while the rank's lease holds, else why not.
   absl::Status LeaseOf(size_t rank, const WorkerGroup::View& view, absl::Time now) const;
   absl::Status WorkersReady() const;
+  void TellWorkersHealth();
   void Monitor();
   void OnFault(const FaultRecord& record);
 
@@ -484,20 +485,24 @@ absl::Status Coordinator::Impl::LoadSteps() {
     engine_ = std::move(engine);
     model_ = std::move(model);
   }
+  TellWorkersHealth();
   server_->SetReady(Ready().ok());
   monitor_ = std::thread([this]() { Monitor(); });
   return absl::OkStatus();
+}
+
+void Coordinator::Impl::TellWorkersHealth() {
+  const WorkerGroup::View view = group_->view();
+  for (size_t rank = 0; rank < view.members.size(); ++rank) {
+    server_->SetHealth(absl::StrCat("worker/", rank), LeaseOf(rank, view, absl::Now()).ok());
+  }
 }
 
 void Coordinator::Impl::Monitor() {
   bool ready = true;
   bool alive = true;
   while (!stopped_) {
-    const absl::Time now = absl::Now();
-    const WorkerGroup::View view = group_->view();
-    for (size_t rank = 0; rank < view.members.size(); ++rank) {
-      server_->SetHealth(absl::StrCat("worker/", rank), LeaseOf(rank, view, now).ok());
-    }
+    TellWorkersHealth();
     const absl::Status now_ready = Ready();
     if (now_ready.ok() != ready) {
       server_->SetReady(now_ready.ok());
@@ -542,6 +547,7 @@ void Coordinator::Impl::OnFault(const FaultRecord& record) {
     metrics_.OnStepDigestMismatch();
   }
   if (record.outcome != "recovered") return;
+  SetLogEpoch(record.epoch_after);
   metrics_.OnRecovery(Name(record.fault.cause), {{"detect", record.silence},
                                                  {"abort", record.abort},
                                                  {"replace", record.replace},

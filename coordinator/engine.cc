@@ -60,6 +60,7 @@ class Engine::Impl {
   void Start(uint64_t term, uint64_t epoch) {
     CHECK(!thread_.joinable()) << "Engine::Start was called twice";
     core_.BeginEpoch(term, epoch);
+    last_tick_ = absl::ToUnixMillis(absl::Now());
     thread_ = std::thread([this] { Run(); });
   }
   void StartWithoutThread(uint64_t term, uint64_t epoch) { core_.BeginEpoch(term, epoch); }

@@ -47,5 +47,13 @@ TEST(ErrorsTest, PlainStatusHasNoReason) {
   EXPECT_EQ(DetailsOf(absl::InternalError("x")), "");
 }
 
+TEST(ErrorsTest, TheCodeStandsInForAReason) {
+  ErrorDetail detail;
+  detail.reason = "QUEUE_FULL";
+  EXPECT_EQ(ReasonOrCode(MakeError(absl::StatusCode::kResourceExhausted, "x", detail)),
+            "QUEUE_FULL");
+  EXPECT_EQ(ReasonOrCode(absl::CancelledError("x")), "CANCELLED");
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -182,7 +182,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceServiceImpl::AttachGenerati
     grpc::CallbackServerContext* context, const grpc::ByteBuffer* bytes) {
   const std::shared_ptr<GenerateStream> call = GenerateStream::Create(context, &generations_);
   inference::v1::AttachGenerationRequest request;
-  absl::Status status = ReadMessage(*bytes, &request);
+  absl::Status status = authorizer_->Check(*context);
+  if (status.ok()) status = ReadMessage(*bytes, &request);
   // Before the model is loaded it is not known yet which requests a journal gives back.
   if (status.ok()) status = backend_->Model().status();
   if (status.ok()) {

@@ -23,5 +23,6 @@ apart '//coordinator:lockstep_coordinator' '//worker/... + //models/weights/... 
 apart //kernels/... '//models/... + //proto/... + //worker/... + //coordinator/... + @grpc//...'
 apart //models/... '//proto/... + //worker/... + //coordinator/... + @grpc//...'
 apart //worker/... //coordinator/...
+apart //security/... '//models/... + //worker/... + //coordinator/...'
 apart '//tools:lockstep' '//worker/...'
 exit $bad

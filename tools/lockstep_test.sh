@@ -19,7 +19,8 @@ expect() {
 nobody=127.0.0.1:1
 expect 0 'lockstep serve --model' --help
 expect 0 'Exit codes: 0 ok' --help
-for verb in serve coordinator generate chat tokenize status health version; do
+for verb in serve coordinator generate chat tokenize status health version drain undrain cancel requests \
+  workers faults replace-worker reset-prefix-cache log-level server-info; do
   expect 0 'Usage' "$verb" --help
 done
 expect 0 '--concurrency' bench serve --help

@@ -36,10 +36,12 @@ class FakeWorker : public worker::v1::WorkerService::Service {
   ~FakeWorker() override { Stop(); }
 
   // Listens on `address` ("127.0.0.1:0": any port, "unix:/path"). Returns the address to call.
-  std::string Start(const std::string& address = "127.0.0.1:0") {
+  std::string Start(const std::string& address = "127.0.0.1:0",
+                    const std::shared_ptr<grpc::ServerCredentials>& credentials =
+                        grpc::InsecureServerCredentials()) {
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort(address, credentials, &port);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     return address.rfind("unix:", 0) == 0 ? address : "127.0.0.1:" + std::to_string(port);

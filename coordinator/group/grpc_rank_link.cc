@@ -28,16 +28,20 @@ class Shared {
     std::lock_guard<std::mutex> lock(mu_);
     if (sink_) sink_(std::move(event));
   }
-  // A call begins and ends. CancelCalls does not reach those without a context.
+  // A call begins, is cancelled no more, and is gone with its context, which holds the channel.
+  // CancelCalls does not reach calls without a context.
   void Enter(grpc::ClientContext* context) {
     std::lock_guard<std::mutex> lock(mu_);
     ++open_;
     if (context != nullptr) contexts_.insert(context);
   }
-  void Leave(grpc::ClientContext* context) {
+  void Forget(grpc::ClientContext* context) {
+    std::lock_guard<std::mutex> lock(mu_);
+    contexts_.erase(context);
+  }
+  void Leave() {
     std::lock_guard<std::mutex> lock(mu_);
     --open_;
-    contexts_.erase(context);
     changed_.notify_all();
   }
   void CancelCalls() {
@@ -87,15 +91,20 @@ void StartUnary(const std::shared_ptr<Shared>& shared, uint64_t id, const Reques
   call->request = request;
   SetTimeout(&call->context, timeout);
   shared->Enter(&call->context);
-  start(&call->context, &call->request, &call->response, [call, id](grpc::Status status) {
-    RankEvent event;
-    event.kind = RankEvent::Kind::kAnswer;
-    event.id = id;
-    event.status = ToAbsl(status);
-    if (status.ok()) event.payload = std::move(call->response);
-    call->shared->Post(std::move(event));
-    call->shared->Leave(&call->context);
-  });
+  UnaryCall<Request, Response>* const raw = call.get();
+  start(&raw->context, &raw->request, &raw->response,
+        [call = std::move(call), id](grpc::Status status) mutable {
+          RankEvent event;
+          event.kind = RankEvent::Kind::kAnswer;
+          event.id = id;
+          event.status = ToAbsl(status);
+          if (status.ok()) event.payload = std::move(call->response);
+          const std::shared_ptr<Shared> mine = call->shared;
+          mine->Post(std::move(event));
+          mine->Forget(&call->context);
+          call.reset();
+          mine->Leave();
+        });
 }
 
 class LoadCall : public grpc::ClientReadReactor<pb::LoadModelProgress> {
@@ -133,9 +142,11 @@ class LoadCall : public grpc::ClientReadReactor<pb::LoadModelProgress> {
     } else if (status.ok()) {
       event.payload = std::move(result_);
     }
-    shared_->Post(std::move(event));
-    shared_->Leave(&context_);
+    const std::shared_ptr<Shared> shared = shared_;
+    shared->Post(std::move(event));
+    shared->Forget(&context_);
     delete this;
+    shared->Leave();
   }
 
  private:
@@ -224,9 +235,10 @@ class StepStreamCall : public grpc::ClientBidiReactor<pb::StepRequest, pb::StepR
     event.kind = RankEvent::Kind::kStreamEnded;
     event.id = id_;
     event.status = ToAbsl(status);
-    shared_->Post(std::move(event));
-    const std::shared_ptr<StepStreamCall> self = std::move(self_);
-    shared_->Leave(nullptr);
+    const std::shared_ptr<Shared> shared = shared_;
+    shared->Post(std::move(event));
+    self_.reset();  // may be the last holder of *this
+    shared->Leave();
   }
 
  private:

@@ -47,7 +47,8 @@ class Metrics : public EngineObserver {
   absl::Status Listen(const std::string& host, int port);
   // 0 before Listen.
   int port() const;
-  // Ends the endpoint and waits for scrapes that run. Idempotent.
+  // Ends the endpoint and waits for scrapes that run: up to two seconds, which the library takes
+  // to notice. Idempotent.
   void Shutdown();
 
   // EngineObserver.
