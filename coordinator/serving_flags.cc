@@ -118,11 +118,14 @@ void ServingFlags::AddTo(CLI::App* app) {
                   "Faults within 10 minutes after which the server gives up its requests")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
-  app->add_option("--recovery-policy", recovery_policy_,
-                  "What takes the place of a lost worker first: a waiting spare, or its own process "
-                  "started again")
+  app->add_option(
+         "--recovery-policy", recovery_policy_,
+         "What takes the place of a lost worker first: a waiting spare, or its own process "
+         "started again")
       ->check(CLI::IsMember({"spare", "restart"}))
       ->capture_default_str();
+  app->add_flag("--share-devices", share_devices_,
+                "Allow two ranks on one GPU: for tests, it is slow");
   app->add_option("--state-dir", state_dir_,
                   "Folder that keeps what must outlive the server (its term and epoch)");
   app->add_option(
@@ -224,6 +227,7 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   options.group.recovery_budget = recovery_budget_;
   options.group.prefer_spares = recovery_policy_ == "spare";
   options.group.spares = spare_workers_;
+  options.group.share_devices = share_devices_;
   options.state_dir = state_dir_;
   options.group.connect_timeout = absl::Seconds(connect_timeout_s_);
   options.journal.directory = request_journal_;

@@ -38,8 +38,8 @@ only 'CUDA headers outside kernels and benchmarks' 'include [<"]cuda(_runtime)?(
 only 'CUDA allocation or copies outside kernels/runtime, kernels/comm and benchmarks' 'cuda(Malloc|Memcpy|StreamSynchronize)' '^kernels/(runtime|comm)/|^tools/bench/.*\.cu$'
 only 'cublasLt.h outside benchmarks' 'include [<"]cublas' '^tools/bench/'
 only 'grpcpp outside service and client adapters' 'include [<"]grpcpp/' '^(coordinator|worker|security|tests|tools)/'
-only 'gRPC, protobuf or coordinator headers in kernels' 'include "(proto|coordinator|worker|models)/' '^(coordinator|worker|tests|tools|models|proto)/'
-only 'gRPC, protobuf, worker or coordinator headers in models' 'include "(proto|coordinator|worker)/' '^(coordinator|worker|tests|tools|kernels)/'
+only 'gRPC, protobuf or coordinator headers in kernels' 'include "(proto|coordinator|worker|models)/' '^(coordinator|worker|tests|tools|models|proto|security)/'
+only 'gRPC, protobuf, worker or coordinator headers in models' 'include "(proto|coordinator|worker)/' '^(coordinator|worker|tests|tools|kernels|security)/'
 only 'worker, kernels or model headers in the coordinator' 'include "(worker|models/(weights|quant|layers|model)|kernels/(gemm|attention|comm|runtime))' '^(worker|tests|tools|kernels|models)/'
 
 tests=$(git ls-files --cached --others --exclude-standard | grep -E '_test\.(cc|sh|py)$|^tests/|_test_util\.|fake_')
