@@ -124,6 +124,8 @@ void ServingFlags::AddTo(CLI::App* app) {
          "started again")
       ->check(CLI::IsMember({"spare", "restart"}))
       ->capture_default_str();
+  app->add_flag("--share-devices", share_devices_,
+                "Allow two ranks on one GPU: for tests, it is slow");
   app->add_option("--state-dir", state_dir_,
                   "Folder that keeps what must outlive the server (its term and epoch)");
   app->add_option(
@@ -225,6 +227,7 @@ absl::StatusOr<CoordinatorOptions> ServingFlags::Coordinator() const {
   options.group.recovery_budget = recovery_budget_;
   options.group.prefer_spares = recovery_policy_ == "spare";
   options.group.spares = spare_workers_;
+  options.group.share_devices = share_devices_;
   options.state_dir = state_dir_;
   options.group.connect_timeout = absl::Seconds(connect_timeout_s_);
   options.journal.directory = request_journal_;

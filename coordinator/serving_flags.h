@@ -60,6 +60,7 @@ class ServingFlags {
   double step_timeout_s_ = 10;
   int recovery_budget_ = 20;
   std::string recovery_policy_ = "spare";
+  bool share_devices_ = false;
   std::vector<std::string> spare_workers_;
   std::string state_dir_;
   double attach_grace_s_ = 30;

@@ -99,6 +99,7 @@ class Matrix {
     options.preempt_every = condition.preempt_every;
     options.coordinator_flags = {"--activations",  activations,      "--activation-quant",
                                  activation_quant, "--max-num-seqs", "16"};
+    if (device != "cpu") options.coordinator_flags.push_back("--share-devices");
     ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
     condition_ = condition;
     const std::vector<Probe> probes = Probes();

@@ -68,14 +68,24 @@ TEST(StartFaults, ARankKilledWhileItLoadsIsNamedAtOnce) {
   EXPECT_EQ(ranks.processes[1].Outcome(), "signal 9 (Killed)");
 }
 
+TEST(StartFaults, OneProcessIsNotTwoRanks) {
+  Ranks ranks = Start("idle=kill");
+  ranks.options.addresses[1] = ranks.options.addresses[0];
+  WorkerGroup group(ranks.options);
+  EXPECT_THAT(group.Load(1, nullptr).status(),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr("same process"))));
+}
+
 TEST(StartFaults, ARankSilentInInitCommIsNamedWithThePhase) {
   Ranks ranks = Start("init=delay,600000");
   ranks.options.comm_timeout = absl::Seconds(1);
   WorkerGroup group(ranks.options);
   ASSERT_OK(group.Load(1, nullptr).status());
-  EXPECT_THAT(group.Join(1, 1, Limits()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       AllOf(HasSubstr("InitComm"), HasSubstr("rank 1"), HasSubstr("1s"))));
+  EXPECT_THAT(
+      group.Join(1, Limits()).status(),
+      StatusIs(absl::StatusCode::kUnavailable, AllOf(HasSubstr("InitComm: DEADLINE_EXCEEDED"),
+                                                     HasSubstr("rank 1"), HasSubstr("within 1s"))));
   ranks.processes[1].Signal(SIGKILL);  // its call would go on
 }
 
@@ -85,7 +95,7 @@ TEST(StartFaults, AnErrorInInitCommEndsTheWaitOfTheOthers) {
   WorkerGroup group(ranks.options);
   ASSERT_OK(group.Load(1, nullptr).status());
   const absl::Time start = absl::Now();
-  EXPECT_THAT(group.Join(1, 1, Limits()),
+  EXPECT_THAT(group.Join(1, Limits()).status(),
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("rank 1"), HasSubstr("InitComm"), HasSubstr("fault"))));
   EXPECT_LT(absl::Now() - start, absl::Minutes(1));
@@ -97,14 +107,14 @@ TEST(StartFaults, AnErrorInInitCommEndsTheWaitOfTheOthers) {
     ASSERT_TRUE(stub->Health(&context, {}, &health).ok());
   } while (health.state() != worker::v1::FAILED && absl::Now() - start < absl::Minutes(1));
   EXPECT_EQ(health.state(), worker::v1::FAILED);
-  EXPECT_OK(group.Join(1, 2, Limits())) << "the weights stayed";
+  EXPECT_OK(group.Join(2, Limits()).status()) << "the weights stayed";
 }
 
 TEST(StartFaults, ARankWithoutMemoryForTheCachesSaysSo) {
   Ranks ranks = Start("configure=oom");
   WorkerGroup group(ranks.options);
   ASSERT_OK(group.Load(1, nullptr).status());
-  EXPECT_THAT(group.Join(1, 1, Limits()),
+  EXPECT_THAT(group.Join(1, Limits()).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("rank 1"), HasSubstr("Configure"))));
 }

@@ -27,7 +27,8 @@ absl::Status CheckDistinctRanks(const std::vector<worker::v1::GetInfoResponse>& 
     for (size_t first = 0; first < second; ++first) {
       const auto& a = infos[first];
       const auto& b = infos[second];
-      if (a.identity().incarnation() == b.identity().incarnation()) {
+      if (a.identity().incarnation() != 0 &&
+          a.identity().incarnation() == b.identity().incarnation()) {
         return Taken(infos, first, second, "the same process",
                      "give every rank the address of a worker of its own");
       }

@@ -2,6 +2,7 @@
 #include "coordinator/journal/convert.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,9 @@ namespace lockstep {
 namespace {
 
 using journal::v1::Accept;
+
+// Far more than the public API allows: a record that asks for more is broken.
+constexpr int32_t kMaxOutputs = 1024;
 
 int64_t ToMicros(absl::Time time) {
   return time == absl::InfiniteFuture() ? 0 : absl::ToUnixMicros(time);
@@ -100,6 +104,9 @@ absl::Status RequestCollector::TakeAccept(const Accept& accept) {
   const uint64_t ordinal = accept.ordinal();
   if (accept.n() < 1 || accept.prompt_ids().empty() || accept.max_tokens() < 1) {
     return Unfit(ordinal, "asks for nothing");
+  }
+  if (accept.n() > kMaxOutputs || ordinal == std::numeric_limits<uint64_t>::max()) {
+    return Unfit(ordinal, absl::StrCat("asks for ", accept.n(), " outputs, or has no number"));
   }
   RestoredRequest request;
   request.spec = FromAccept(accept);

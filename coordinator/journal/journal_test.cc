@@ -378,7 +378,11 @@ TEST_F(JournalTest, RecordsThatMakeNoSenseAreRefused) {
       ToAccept(1, Spec("other"), inference::v1::Accepted(), absl::FromUnixSeconds(1));
   late.mutable_output_end()->set_ordinal(1);
   late.mutable_output_end()->set_output(1);
-  for (const Record& record : {stray, twice, unknown, late}) {
+  Record many = twice, last = twice;
+  many.mutable_accept()->set_ordinal(2);
+  many.mutable_accept()->set_n(2147483647);
+  last.mutable_accept()->set_ordinal(~uint64_t{0});
+  for (const Record& record : {stray, twice, unknown, late, many, last}) {
     std::string broken = bytes;
     AppendFrame(record, &broken);
     disk_.SetFiles({{"7.journal", broken}});

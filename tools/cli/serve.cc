@@ -42,7 +42,7 @@ int Run(const Flags& flags) {
   options->workers = (*workers)->addresses();
   options->group.spares = (*workers)->spares();
   // "cuda:N" asks for all ranks on one GPU.
-  options->group.share_devices = flags.workers.device.find(':') != std::string::npos;
+  options->group.share_devices |= flags.workers.device.find(':') != std::string::npos;
   options->launcher = [&workers](RankEventSink sink) {
     return (*workers)->MakeLauncher(std::move(sink));
   };
