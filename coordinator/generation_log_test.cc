@@ -346,7 +346,7 @@ TEST_F(GenerationTableTest, EndedRequestsStayForAWhile) {
   EXPECT_EQ(AttachReason("r"), "EVENT_LOG_TRUNCATED");
   const auto status = table_->Attach("r", {}, other_).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("--attach-grace")));
-  EXPECT_EQ(table_->size(), 0);
+  EXPECT_EQ(table_->stats().requests, 0);
 }
 
 TEST_F(GenerationTableTest, EndedRequestsAreBoundedInNumberAndBytes) {
@@ -356,7 +356,7 @@ TEST_F(GenerationTableTest, EndedRequestsAreBoundedInNumberAndBytes) {
     table_->Leave(*log, reader_.get(), absl::OkStatus());
     Pass(absl::Seconds(1));
   }
-  EXPECT_EQ(table_->size(), 3);
+  EXPECT_EQ(table_->stats().requests, 3);
   EXPECT_EQ(AttachReason("r1"), "EVENT_LOG_TRUNCATED");
   EXPECT_EQ(AttachReason("r2"), "");
   const auto large = Submit(Spec("large"));
@@ -392,6 +392,12 @@ TEST_F(GenerationTableTest, WhoLeavesLastCancelsUnlessItIsDetachable) {
   EXPECT_OK(backend_.CancelledWith(Request(2)));
   Pass(absl::Seconds(1));
   EXPECT_EQ(ReasonOf(backend_.CancelledWith(Request(2))), "ABANDONED");
+  const GenerationTable::Stats stats = table_->stats();
+  EXPECT_EQ(stats.abandoned, 1);
+  EXPECT_EQ(stats.attaches, 2);
+  EXPECT_EQ(stats.joins, 0);
+  EXPECT_EQ(stats.readers, 0);
+  EXPECT_GT(stats.bytes, 0);
 }
 
 TEST_F(GenerationTableTest, WhileACancellationIsUnderWayTheIdIsWaitedFor) {

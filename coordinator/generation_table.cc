@@ -77,6 +77,7 @@ absl::StatusOr<GenerationTable::Joined> GenerationTable::Submit(
       if (!same_body) return RequestIdReused(spec.request_id, end.has_value(), same_body);
       entry.readers.push_back(std::move(reader));
       entry.abandoned = absl::InfiniteFuture();
+      ++totals_.joins;
       return Joined{entry.log, false};
     }
   }
@@ -113,6 +114,7 @@ absl::StatusOr<std::shared_ptr<GenerationLog>> GenerationTable::Attach(
   RETURN_IF_ERROR(CheckOffsets(*entry.log, after));
   entry.readers.push_back(std::move(reader));
   entry.abandoned = absl::InfiniteFuture();
+  ++totals_.attaches;
   return entry.log;
 }
 
@@ -208,6 +210,7 @@ void GenerationTable::Tick(absl::Time now) {
         continue;
       }
       entry.ending = true;
+      ++totals_.abandoned;
       abandoned.push_back(id);
     }
   }
@@ -223,16 +226,20 @@ void GenerationTable::Tick(absl::Time now) {
   for (const auto& reader : readers) reader->OnTick(now);
 }
 
-int64_t GenerationTable::size() const {
+void GenerationTable::CountSlowConsumer() {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int64_t>(entries_.size());
+  ++totals_.slow_consumers;
 }
 
-int64_t GenerationTable::readers() const {
+GenerationTable::Stats GenerationTable::stats() const {
   absl::MutexLock lock(&mutex_);
-  size_t readers = 0;
-  for (const auto& [id, entry] : entries_) readers += entry.readers.size();
-  return static_cast<int64_t>(readers);
+  Stats stats = totals_;
+  stats.requests = static_cast<int64_t>(entries_.size());
+  for (const auto& [id, entry] : entries_) {
+    stats.readers += static_cast<int64_t>(entry.readers.size());
+    stats.bytes += entry.log->bytes();
+  }
+  return stats;
 }
 
 void GenerationTable::Run() {
