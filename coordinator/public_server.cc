@@ -16,7 +16,8 @@ absl::StatusOr<std::unique_ptr<PublicServer>> PublicServer::Start(
     const GenerationTableOptions& generations) {
   ASSIGN_OR_RETURN(std::unique_ptr<Authorizer> authorizer,
                    Authorizer::Open(options.token_file, options.token_flag));
-  std::unique_ptr<PublicServer> result(new PublicServer(backend, std::move(authorizer), generations));
+  std::unique_ptr<PublicServer> result(
+      new PublicServer(backend, std::move(authorizer), generations));
   ASSIGN_OR_RETURN(BoundServer bound,
                    Listen(options, {&result->inference_, &result->model_, &result->health_}));
   result->server_ = std::move(bound.server);

@@ -118,9 +118,10 @@ void ServingFlags::AddTo(CLI::App* app) {
                   "Faults within 10 minutes after which the server gives up its requests")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
-  app->add_option("--recovery-policy", recovery_policy_,
-                  "What takes the place of a lost worker first: a waiting spare, or its own process "
-                  "started again")
+  app->add_option(
+         "--recovery-policy", recovery_policy_,
+         "What takes the place of a lost worker first: a waiting spare, or its own process "
+         "started again")
       ->check(CLI::IsMember({"spare", "restart"}))
       ->capture_default_str();
   app->add_option("--state-dir", state_dir_,

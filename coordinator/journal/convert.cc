@@ -13,6 +13,8 @@ namespace {
 
 using journal::v1::Accept;
 
+constexpr int32_t kMostOutputs = 1024;  // far above what the API takes
+
 int64_t ToMicros(absl::Time time) {
   return time == absl::InfiniteFuture() ? 0 : absl::ToUnixMicros(time);
 }
@@ -98,8 +100,10 @@ journal::v1::End ToEnd(uint64_t ordinal, const absl::Status& status, absl::Time 
 
 absl::Status RequestCollector::TakeAccept(const Accept& accept) {
   const uint64_t ordinal = accept.ordinal();
-  if (accept.n() < 1 || accept.prompt_ids().empty() || accept.max_tokens() < 1) {
-    return Unfit(ordinal, "asks for nothing");
+  const auto& stops = accept.stop_strings();
+  if (accept.n() < 1 || accept.n() > kMostOutputs || accept.prompt_ids().empty() ||
+      accept.max_tokens() < 1 || std::find(stops.begin(), stops.end(), "") != stops.end()) {
+    return Unfit(ordinal, "asks for what no request may");
   }
   RestoredRequest request;
   request.spec = FromAccept(accept);
@@ -138,8 +142,6 @@ absl::Status RequestCollector::TakeToken(const journal::v1::Token& token) {
   output->ids.push_back(token.id());
   output->digests.push_back(token.digest());
   output->logprobs.emplace_back(token.logprobs().begin(), token.logprobs().end());
-  // It has left the queue.
-  request.spec.queue_deadline = absl::InfiniteFuture();
   return absl::OkStatus();
 }
 

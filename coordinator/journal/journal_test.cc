@@ -214,7 +214,6 @@ TEST_F(JournalTest, GivesBackEverythingThatWasWritten) {
   Reopen();
   ASSERT_EQ(restored_.size(), 1u);
   const RestoredRequest& request = restored_[0].request;
-  spec.queue_deadline = absl::InfiniteFuture();  // it has left the queue
   EXPECT_TRUE(same(request));
   ASSERT_EQ(request.outputs.size(), 2u);
   EXPECT_EQ(request.outputs[0].ids, (std::vector<int32_t>{20, 22}));
