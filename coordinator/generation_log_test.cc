@@ -1,8 +1,11 @@
 // The log of a request and the table of requests, without gRPC.
 #include "coordinator/generation_log.h"
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -227,10 +230,12 @@ TEST(GenerationLogTest, ReadersFollowAWriterOnOtherThreads) {
     threads.emplace_back([&log, &right]() {
       struct Flag : GenerationObserver {
         void OnNews() override {
-          absl::MutexLock lock(&mutex);
+          std::lock_guard<std::mutex> lock(mu);
           set = true;
+          changed.notify_one();
         }
-        absl::Mutex mutex;
+        std::mutex mu;
+        std::condition_variable changed;
         bool set = false;
       };
       const auto flag = std::make_shared<Flag>();
@@ -242,8 +247,8 @@ TEST(GenerationLogTest, ReadersFollowAWriterOnOtherThreads) {
         const Outcome outcome = reader.Next(&event, &end);
         if (outcome == Outcome::kEnd) break;
         if (outcome == Outcome::kNothing) {
-          absl::MutexLock lock(&flag->mutex);
-          flag->mutex.Await(absl::Condition(&flag->set));
+          std::unique_lock<std::mutex> lock(flag->mu);
+          flag->changed.wait(lock, [&flag]() { return flag->set; });
           flag->set = false;
           continue;
         }

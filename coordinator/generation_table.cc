@@ -55,9 +55,10 @@ GenerationTable::GenerationTable(ServingBackend* backend, const GenerationTableO
 
 GenerationTable::~GenerationTable() {
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(stop_mu_);
     stop_ = true;
   }
+  stop_changed_.notify_one();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -181,9 +182,12 @@ void GenerationTable::Sweep(absl::Time now) {
   int64_t bytes = 0;
   for (auto& [id, entry] : entries_) {
     if (!entry.log->end().has_value()) continue;
-    entry.ended = std::min(entry.ended, now);
+    if (entry.ended == absl::InfiniteFuture()) {
+      entry.ended = now;
+      entry.ended_bytes = entry.log->bytes();
+    }
     ended.emplace_back(entry.ended, id);
-    bytes += entry.log->bytes();
+    bytes += entry.ended_bytes;
   }
   std::sort(ended.begin(), ended.end());
   int64_t count = static_cast<int64_t>(ended.size());
@@ -191,7 +195,7 @@ void GenerationTable::Sweep(absl::Time now) {
     const bool too_much = count > options_.max_ended || bytes > options_.max_ended_bytes;
     if (now - when < options_.attach_grace && !too_much) break;
     if (!too_much && !entries_.at(id).readers.empty()) continue;
-    bytes -= entries_.at(id).log->bytes();
+    bytes -= entries_.at(id).ended_bytes;
     --count;
     Forget(id);
   }
@@ -247,8 +251,9 @@ void GenerationTable::Run() {
   const absl::Duration period = std::min(kLongestTick, std::max(kShortestTick, shortest / 8));
   for (;;) {
     {
-      absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stop_), period)) return;
+      std::unique_lock<std::mutex> lock(stop_mu_);
+      const auto stopped = [this]() { return stop_; };
+      if (stop_changed_.wait_for(lock, absl::ToChronoNanoseconds(period), stopped)) return;
     }
     Tick(Now());
   }

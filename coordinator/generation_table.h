@@ -11,11 +11,13 @@
 // Thread safe. A thread of its own calls Tick, unless a clock is injected.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -114,8 +116,9 @@ class GenerationTable {
     std::vector<std::shared_ptr<GenerationReader>> readers;
     // Since when nobody reads it and it goes on all the same.
     absl::Time abandoned = absl::InfiniteFuture();
-    // When Tick found it ended.
+    // When it was found to have ended, and the memory that its log holds since.
     absl::Time ended = absl::InfiniteFuture();
+    int64_t ended_bytes = 0;
   };
 
   // Notes ends; forgets what is too old or too much.
@@ -133,8 +136,11 @@ class GenerationTable {
   std::set<std::string> forgotten_ ABSL_GUARDED_BY(mutex_);
   Stats totals_ ABSL_GUARDED_BY(mutex_);  // without what is counted when asked for
   int64_t submitted_since_sweep_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+
   std::thread thread_;
+  std::mutex stop_mu_;
+  std::condition_variable stop_changed_;
+  bool stop_ = false;  // guarded by stop_mu_
 };
 
 }  // namespace lockstep
