@@ -204,7 +204,7 @@ TEST_F(AttachTest, AnEndedRequestIsForgottenAfterTheGrace) {
   const Stream stream = stub_->Generate(&context, Request("r"));
   EXPECT_TRUE(ReadAll(stream.get(), 0).status.ok());
   const absl::Time deadline = absl::Now() + absl::Seconds(30);
-  while (server_->generations().size() > 0 && absl::Now() < deadline) {
+  while (server_->generations().stats().requests > 0 && absl::Now() < deadline) {
     absl::SleepFor(absl::Milliseconds(5));
   }
   const grpc::Status status = AttachStatus("r");
@@ -392,12 +392,13 @@ TEST_F(AttachTest, AReaderThatSleepsIsEndedAndCostsTheLogOnly) {
       EXPECT_EQ(ReasonOf(backend_.CancelledWith(entry)), "SLOW_CONSUMER");
     }
     const absl::Time deadline = absl::Now() + absl::Seconds(30);
-    while (server_->generations().readers() > 0 && absl::Now() < deadline) {
+    while (server_->generations().stats().readers > 0 && absl::Now() < deadline) {
       absl::SleepFor(absl::Milliseconds(5));
     }
     const Rest rest = ReadAll(sleeper.get(), 0);
     EXPECT_EQ(rest.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_EQ(Reason(rest.status), "SLOW_CONSUMER");
+    EXPECT_EQ(server_->generations().stats().slow_consumers, detachable ? 2 : 1);
     EXPECT_LT(rest.last, static_cast<uint64_t>(kTokens));
     EXPECT_EQ(rest.ids, Range(0, static_cast<int>(rest.last) - 1)) << "what it got has no gaps";
     const auto& trailers = context.GetServerTrailingMetadata();

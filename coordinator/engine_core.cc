@@ -125,6 +125,16 @@ void EngineCore::Restore(const RestoredRequest& restored, GenerationSink* shown,
       ++request->outputs_finished;
     } else {
       waiting_.insert(s);
+      if (s->prefilled) {
+        ++s->recoveries;
+        replaying_.insert(s);  // before anything new is admitted
+      }
+    }
+    if (s->prefilled && !request->scheduled) {
+      // It has left the queue before.
+      request->scheduled = true;
+      ++num_scheduled_;
+      hooks_.on_scheduled(*request);
     }
   }
   if (request->outputs_finished == request->spec.n) {

@@ -193,6 +193,7 @@ void GenerateStream::OnTick(absl::Time now) {
     // The write goes on until the client reads or goes away; the status is sent behind it.
     finished_ = true;
   }
+  table_->CountSlowConsumer();
   table_->Leave(*log, this, status);
   Perform(Action::kFinish);
 }

@@ -1,8 +1,11 @@
 // The log of a request and the table of requests, without gRPC.
 #include "coordinator/generation_log.h"
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -227,10 +230,12 @@ TEST(GenerationLogTest, ReadersFollowAWriterOnOtherThreads) {
     threads.emplace_back([&log, &right]() {
       struct Flag : GenerationObserver {
         void OnNews() override {
-          absl::MutexLock lock(&mutex);
+          std::lock_guard<std::mutex> lock(mu);
           set = true;
+          changed.notify_one();
         }
-        absl::Mutex mutex;
+        std::mutex mu;
+        std::condition_variable changed;
         bool set = false;
       };
       const auto flag = std::make_shared<Flag>();
@@ -242,8 +247,8 @@ TEST(GenerationLogTest, ReadersFollowAWriterOnOtherThreads) {
         const Outcome outcome = reader.Next(&event, &end);
         if (outcome == Outcome::kEnd) break;
         if (outcome == Outcome::kNothing) {
-          absl::MutexLock lock(&flag->mutex);
-          flag->mutex.Await(absl::Condition(&flag->set));
+          std::unique_lock<std::mutex> lock(flag->mu);
+          flag->changed.wait(lock, [&flag]() { return flag->set; });
           flag->set = false;
           continue;
         }
@@ -346,7 +351,7 @@ TEST_F(GenerationTableTest, EndedRequestsStayForAWhile) {
   EXPECT_EQ(AttachReason("r"), "EVENT_LOG_TRUNCATED");
   const auto status = table_->Attach("r", {}, other_).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("--attach-grace")));
-  EXPECT_EQ(table_->size(), 0);
+  EXPECT_EQ(table_->stats().requests, 0);
 }
 
 TEST_F(GenerationTableTest, EndedRequestsAreBoundedInNumberAndBytes) {
@@ -356,7 +361,7 @@ TEST_F(GenerationTableTest, EndedRequestsAreBoundedInNumberAndBytes) {
     table_->Leave(*log, reader_.get(), absl::OkStatus());
     Pass(absl::Seconds(1));
   }
-  EXPECT_EQ(table_->size(), 3);
+  EXPECT_EQ(table_->stats().requests, 3);
   EXPECT_EQ(AttachReason("r1"), "EVENT_LOG_TRUNCATED");
   EXPECT_EQ(AttachReason("r2"), "");
   const auto large = Submit(Spec("large"));
@@ -392,6 +397,12 @@ TEST_F(GenerationTableTest, WhoLeavesLastCancelsUnlessItIsDetachable) {
   EXPECT_OK(backend_.CancelledWith(Request(2)));
   Pass(absl::Seconds(1));
   EXPECT_EQ(ReasonOf(backend_.CancelledWith(Request(2))), "ABANDONED");
+  const GenerationTable::Stats stats = table_->stats();
+  EXPECT_EQ(stats.abandoned, 1);
+  EXPECT_EQ(stats.attaches, 2);
+  EXPECT_EQ(stats.joins, 0);
+  EXPECT_EQ(stats.readers, 0);
+  EXPECT_GT(stats.bytes, 0);
 }
 
 TEST_F(GenerationTableTest, WhileACancellationIsUnderWayTheIdIsWaitedFor) {

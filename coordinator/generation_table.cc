@@ -55,9 +55,10 @@ GenerationTable::GenerationTable(ServingBackend* backend, const GenerationTableO
 
 GenerationTable::~GenerationTable() {
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(stop_mu_);
     stop_ = true;
   }
+  stop_changed_.notify_one();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -77,6 +78,7 @@ absl::StatusOr<GenerationTable::Joined> GenerationTable::Submit(
       if (!same_body) return RequestIdReused(spec.request_id, end.has_value(), same_body);
       entry.readers.push_back(std::move(reader));
       entry.abandoned = absl::InfiniteFuture();
+      ++totals_.joins;
       return Joined{entry.log, false};
     }
   }
@@ -113,6 +115,7 @@ absl::StatusOr<std::shared_ptr<GenerationLog>> GenerationTable::Attach(
   RETURN_IF_ERROR(CheckOffsets(*entry.log, after));
   entry.readers.push_back(std::move(reader));
   entry.abandoned = absl::InfiniteFuture();
+  ++totals_.attaches;
   return entry.log;
 }
 
@@ -179,9 +182,12 @@ void GenerationTable::Sweep(absl::Time now) {
   int64_t bytes = 0;
   for (auto& [id, entry] : entries_) {
     if (!entry.log->end().has_value()) continue;
-    entry.ended = std::min(entry.ended, now);
+    if (entry.ended == absl::InfiniteFuture()) {
+      entry.ended = now;
+      entry.ended_bytes = entry.log->bytes();
+    }
     ended.emplace_back(entry.ended, id);
-    bytes += entry.log->bytes();
+    bytes += entry.ended_bytes;
   }
   std::sort(ended.begin(), ended.end());
   int64_t count = static_cast<int64_t>(ended.size());
@@ -189,7 +195,7 @@ void GenerationTable::Sweep(absl::Time now) {
     const bool too_much = count > options_.max_ended || bytes > options_.max_ended_bytes;
     if (now - when < options_.attach_grace && !too_much) break;
     if (!too_much && !entries_.at(id).readers.empty()) continue;
-    bytes -= entries_.at(id).log->bytes();
+    bytes -= entries_.at(id).ended_bytes;
     --count;
     Forget(id);
   }
@@ -208,6 +214,7 @@ void GenerationTable::Tick(absl::Time now) {
         continue;
       }
       entry.ending = true;
+      ++totals_.abandoned;
       abandoned.push_back(id);
     }
   }
@@ -223,16 +230,20 @@ void GenerationTable::Tick(absl::Time now) {
   for (const auto& reader : readers) reader->OnTick(now);
 }
 
-int64_t GenerationTable::size() const {
+void GenerationTable::CountSlowConsumer() {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int64_t>(entries_.size());
+  ++totals_.slow_consumers;
 }
 
-int64_t GenerationTable::readers() const {
+GenerationTable::Stats GenerationTable::stats() const {
   absl::MutexLock lock(&mutex_);
-  size_t readers = 0;
-  for (const auto& [id, entry] : entries_) readers += entry.readers.size();
-  return static_cast<int64_t>(readers);
+  Stats stats = totals_;
+  stats.requests = static_cast<int64_t>(entries_.size());
+  for (const auto& [id, entry] : entries_) {
+    stats.readers += static_cast<int64_t>(entry.readers.size());
+    stats.bytes += entry.log->bytes();
+  }
+  return stats;
 }
 
 void GenerationTable::Run() {
@@ -240,8 +251,9 @@ void GenerationTable::Run() {
   const absl::Duration period = std::min(kLongestTick, std::max(kShortestTick, shortest / 8));
   for (;;) {
     {
-      absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stop_), period)) return;
+      std::unique_lock<std::mutex> lock(stop_mu_);
+      const auto stopped = [this]() { return stop_; };
+      if (stop_changed_.wait_for(lock, absl::ToChronoNanoseconds(period), stopped)) return;
     }
     Tick(Now());
   }

@@ -11,11 +11,13 @@
 // Thread safe. A thread of its own calls Tick, unless a clock is injected.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -90,10 +92,20 @@ class GenerationTable {
   // Does what is due. Called by the table's thread.
   void Tick(absl::Time now);
 
-  // Requests that can be attached to, ended ones included.
-  int64_t size() const;
-  // Calls that read one of them.
-  int64_t readers() const;
+  // A call was ended because its client did not read.
+  void CountSlowConsumer();
+
+  struct Stats {
+    int64_t requests = 0;  // that can be attached to, ended ones included
+    int64_t readers = 0;   // calls that read one of them
+    int64_t bytes = 0;     // of their logs
+    // Since the start:
+    int64_t joins = 0;           // the same request came again
+    int64_t attaches = 0;        // by AttachGeneration
+    int64_t slow_consumers = 0;  // calls ended with SLOW_CONSUMER
+    int64_t abandoned = 0;       // requests cancelled because nobody read them
+  };
+  Stats stats() const;
 
  private:
   struct Entry {
@@ -104,8 +116,9 @@ class GenerationTable {
     std::vector<std::shared_ptr<GenerationReader>> readers;
     // Since when nobody reads it and it goes on all the same.
     absl::Time abandoned = absl::InfiniteFuture();
-    // When Tick found it ended.
+    // When it was found to have ended, and the memory that its log holds since.
     absl::Time ended = absl::InfiniteFuture();
+    int64_t ended_bytes = 0;
   };
 
   // Notes ends; forgets what is too old or too much.
@@ -121,9 +134,13 @@ class GenerationTable {
   // Ids of ended requests whose logs are gone, the oldest first.
   std::deque<std::string> forgotten_order_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> forgotten_ ABSL_GUARDED_BY(mutex_);
+  Stats totals_ ABSL_GUARDED_BY(mutex_);  // without what is counted when asked for
   int64_t submitted_since_sweep_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+
   std::thread thread_;
+  std::mutex stop_mu_;
+  std::condition_variable stop_changed_;
+  bool stop_ = false;  // guarded by stop_mu_
 };
 
 }  // namespace lockstep

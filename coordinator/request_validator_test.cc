@@ -395,6 +395,29 @@ TEST(RequestValidatorTest, ExplicitZeroIsZero) {
   EXPECT_FALSE(spec.return_token_ids);
 }
 
+// The deadline of the call ends a request only when the request depends on the call.
+TEST(RequestValidatorTest, ADetachableRequestHasNoDeadlineOfACall) {
+  const absl::Time now = absl::FromUnixSeconds(1000);
+  RequestContext context;
+  context.now = now;
+  context.rpc_deadline = now + absl::Seconds(1);
+  GenerateRequest request;
+  request.set_text("Hello");
+  request.set_request_id("mine");
+  for (const bool detachable : {false, true}) {
+    request.set_detachable(detachable);
+    request.clear_generation_timeout_ms();
+    auto spec = ValidateGenerateRequest(request, MakeModel(), context);
+    ASSERT_OK(spec);
+    EXPECT_EQ(spec->detachable, detachable);
+    EXPECT_EQ(spec->deadline, detachable ? absl::InfiniteFuture() : now + absl::Seconds(1));
+    request.set_generation_timeout_ms(5000);
+    spec = ValidateGenerateRequest(request, MakeModel(), context);
+    ASSERT_OK(spec);
+    EXPECT_EQ(spec->deadline, now + absl::Seconds(detachable ? 5 : 1));
+  }
+}
+
 TEST(RequestValidatorTest, OptionsReachTheSpec) {
   GenerateRequest request;
   request.set_text("Hello world");

@@ -1,6 +1,7 @@
 // Coordinators that end while streams run, and start again on the same journal, as real processes:
 // clients attach and get exactly what they miss.
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/testing/matchers.h"
 #include "proto/inference.grpc.pb.h"
@@ -223,6 +225,41 @@ TEST_F(CoordinatorRestartTest, StoppedWhileStreamsRunAndTheNextOneGoesOn) {
   }
   ExpectUndisturbed();
   second_->ExpectIdle();
+}
+
+// A disk that is full, as far as the coordinator can tell: its files may not grow.
+TEST_F(CoordinatorRestartTest, AFullDiskStopsAdmissionAndHoldsStreams) {
+  ASSERT_OK_AND_ASSIGN(first_, Cluster::Start(options_));
+  Client client(Request("running", 100));
+  std::thread running([this, &client]() {
+    const grpc::Status status = client.Generate(first_->inference());
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  });
+  client.WaitForTokens(5);
+  const pid_t pid = first_->coordinator().pid();
+  struct rlimit limit;
+  ASSERT_EQ(prlimit(pid, RLIMIT_FSIZE, nullptr, &limit), 0);
+  const rlim_t soft = limit.rlim_cur;
+  limit.rlim_cur = 1;
+  ASSERT_EQ(prlimit(pid, RLIMIT_FSIZE, &limit, nullptr), 0);
+  const auto ready = [this]() { return first_->Status().state() == "READY"; };
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (ready() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_THAT(first_->Status().state_detail(), HasSubstr("the request journal cannot be written"));
+  grpc::ClientContext context;
+  GenerateResult result;
+  const grpc::Status refused =
+      first_->inference()->GenerateOnce(&context, Request("refused", 2), &result);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(ReasonOf(refused), "JOURNAL_UNWRITABLE");
+  // There is room again.
+  limit.rlim_cur = soft;
+  ASSERT_EQ(prlimit(pid, RLIMIT_FSIZE, &limit, nullptr), 0);
+  running.join();
+  ASSERT_OK(first_->WaitReady(absl::Seconds(30)));
+  const auto undisturbed = first_->Generate(Request("running", 100));  // joins it
+  ASSERT_OK(undisturbed);
+  client.ExpectEquals(*undisturbed);
 }
 
 TEST_F(CoordinatorRestartTest, TwoCannotShareAJournal) {

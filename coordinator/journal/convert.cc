@@ -14,8 +14,7 @@ namespace {
 
 using journal::v1::Accept;
 
-// Far more than the public API allows: a record that asks for more is broken.
-constexpr int32_t kMaxOutputs = 1024;
+constexpr int32_t kMostOutputs = 1024;  // far above what the API takes
 
 int64_t ToMicros(absl::Time time) {
   return time == absl::InfiniteFuture() ? 0 : absl::ToUnixMicros(time);
@@ -102,12 +101,12 @@ journal::v1::End ToEnd(uint64_t ordinal, const absl::Status& status, absl::Time 
 
 absl::Status RequestCollector::TakeAccept(const Accept& accept) {
   const uint64_t ordinal = accept.ordinal();
-  if (accept.n() < 1 || accept.prompt_ids().empty() || accept.max_tokens() < 1) {
-    return Unfit(ordinal, "asks for nothing");
+  const auto& stops = accept.stop_strings();
+  if (accept.n() < 1 || accept.n() > kMostOutputs || accept.prompt_ids().empty() ||
+      accept.max_tokens() < 1 || std::find(stops.begin(), stops.end(), "") != stops.end()) {
+    return Unfit(ordinal, "asks for what no request may");
   }
-  if (accept.n() > kMaxOutputs || ordinal == std::numeric_limits<uint64_t>::max()) {
-    return Unfit(ordinal, absl::StrCat("asks for ", accept.n(), " outputs, or has no number"));
-  }
+  if (ordinal == std::numeric_limits<uint64_t>::max()) return Unfit(ordinal, "has no number");
   RestoredRequest request;
   request.spec = FromAccept(accept);
   request.submitted = absl::FromUnixMicros(accept.submitted());
@@ -145,8 +144,6 @@ absl::Status RequestCollector::TakeToken(const journal::v1::Token& token) {
   output->ids.push_back(token.id());
   output->digests.push_back(token.digest());
   output->logprobs.emplace_back(token.logprobs().begin(), token.logprobs().end());
-  // It has left the queue.
-  request.spec.queue_deadline = absl::InfiniteFuture();
   return absl::OkStatus();
 }
 

@@ -45,6 +45,11 @@ absl::Status Unwritable(absl::string_view cause) {
                    absl::StrCat("the request journal cannot be written: ", cause), detail);
 }
 
+// The server has ended, or cannot go on: the request has not ended with it.
+bool ServerEnded(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsAborted(status);
+}
+
 uint64_t OrdinalOf(const Record& record) {
   return record.has_accept()       ? record.accept().ordinal()
          : record.has_output_end() ? record.output_end().ordinal()
@@ -180,26 +185,32 @@ std::shared_ptr<GenerationSink> Journal::WrapRestored(const Restored& restored,
 }
 
 absl::Status Journal::Writable() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mu_);
   return writable_;
 }
 
 Journal::Stats Journal::stats() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mu_);
   return stats_;
 }
 
 void Journal::Stop() {
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     stop_ = true;
   }
+  wake_.notify_one();
   if (thread_.joinable()) thread_.join();
 }
 
 void Journal::Push(Item item) {
-  absl::MutexLock lock(&mutex_);
-  if (!item.sink->cut) queue_.push_back(std::move(item));
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (item.sink->cut) return;
+    queue_.push_back(std::move(item));
+    if (queue_.size() > 1) return;
+  }
+  wake_.notify_one();
 }
 
 // ---- the thread ----
@@ -215,13 +226,10 @@ void Journal::Run() {
     std::vector<Item> batch;
     bool stop;
     {
-      absl::MutexLock lock(&mutex_);
-      const auto ready = [this]() {
-        mutex_.AssertHeld();
-        return stop_ || !queue_.empty();
-      };
+      std::unique_lock<std::mutex> lock(mu_);
       if (carried_.empty()) {
-        mutex_.AwaitWithTimeout(absl::Condition(&ready), LongestWait(absl::Now()));
+        wake_.wait_for(lock, absl::ToChronoNanoseconds(LongestWait(absl::Now())),
+                       [this]() { return stop_ || !queue_.empty(); });
       }
       batch.swap(queue_);
       stop = stop_;
@@ -240,7 +248,7 @@ void Journal::Run() {
     MaybeSync(now);
     CountDead(now);
     MaybeRewrite();
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     stats_.bytes = size_;
     stats_.dead_bytes = dead_bytes_;
     if (stop && queue_.empty()) break;
@@ -269,7 +277,7 @@ std::string Journal::Encode(const std::vector<Item>& batch, std::vector<uint64_t
     } else {
       flush();
       const absl::Status& status = absl::get<absl::Status>(item.what);
-      if (item.sink->ordinal == 0 || absl::IsUnavailable(status)) continue;
+      if (item.sink->ordinal == 0 || ServerEnded(status)) continue;
       Record record;
       *record.mutable_end() = ToEnd(item.sink->ordinal, status, absl::Now());
       kept_.at(item.sink->ordinal).bytes += AppendFrame(record, &bytes);
@@ -318,7 +326,7 @@ absl::Status Journal::TryWrite(const std::string& bytes) {
     suspect_ = true;
     RETURN_IF_ERROR(file_->Sync());
     suspect_ = false;
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     ++stats_.syncs;
   }
   torn_ = false;
@@ -334,13 +342,16 @@ bool Journal::Write(const std::string& bytes) {
     SetWritable(status);
     if (status.ok()) return true;
     if (absl::Now() - started >= options_.hold) return false;
-    absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(&stop_), options_.retry_period)) return false;
+    std::unique_lock<std::mutex> lock(mu_);
+    const auto stopped = [this]() { return stop_; };
+    if (wake_.wait_for(lock, absl::ToChronoNanoseconds(options_.retry_period), stopped)) {
+      return false;
+    }
   }
 }
 
 void Journal::SetWritable(const absl::Status& cause) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mu_);
   ++(cause.ok() ? stats_.writes : stats_.write_errors);
   if (writable_.ok() == cause.ok()) return;
   writable_ = cause.ok() ? absl::OkStatus() : Unwritable(cause.message());
@@ -363,7 +374,7 @@ void Journal::Publish(std::vector<Item>* batch) {
       if (kept != kept_.end()) {
         kept->second.sink.reset();
         // The next coordinator goes on with it.
-        if (!absl::IsUnavailable(*status)) ended_.emplace_back(absl::Now(), kept->first);
+        if (!ServerEnded(*status)) ended_.emplace_back(absl::Now(), kept->first);
       }
       item.sink->log->OnDone(*status);
     }
@@ -387,7 +398,7 @@ void Journal::GiveUp(const std::vector<Item>& batch, const std::vector<uint64_t>
   }
   for (const Item& item : batch) sinks.insert(item.sink);
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     for (const Item& item : queue_) sinks.insert(item.sink);
     queue_.clear();
     for (const auto& sink : sinks) sink->cut = true;
@@ -411,7 +422,7 @@ void Journal::MaybeSync(absl::Time now) {
   unsynced_ = false;
   const absl::Status status = file_->Sync();
   if (status.ok()) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     ++stats_.syncs;
     return;
   }
@@ -449,7 +460,7 @@ void Journal::MaybeRewrite() {
   // The segment that there is goes on.
   rewrite_above_ = 2 * dead_bytes_;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mu_);
     ++stats_.failed_rewrites;
   }
   LogWarning("journal: what is over could not be dropped: ", status.ToString());
@@ -523,7 +534,7 @@ absl::Status Journal::Rewrite() {
       if (number > 0 && number < segment_) storage_->Remove(name).IgnoreError();
     }
   }
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mu_);
   ++stats_.rewrites;
   return absl::OkStatus();
 }

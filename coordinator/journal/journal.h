@@ -10,28 +10,28 @@
 // is tried again; after `hold` the requests end with UNAVAILABLE JOURNAL_UNWRITABLE. When writes
 // succeed again, so does everything else.
 //
-// A request that ended with UNAVAILABLE (the server stopped, say) is not written as ended: the next
-// coordinator on this journal goes on with it.
+// A request that ended with UNAVAILABLE or ABORTED (the server stopped, or its workers could not be
+// brought back) is not written as ended: the next coordinator on this journal goes on with it.
 //
 // Files: the lock, and one segment "N.journal" with all that is needed. It is written anew, without
 // what is over, when the journal is opened and when that is more than max_dead_bytes and more than
 // what is left.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/variant.h"
 #include "coordinator/generation.h"
@@ -122,7 +122,7 @@ class Journal {
 
   // ---- the thread ----
   void Run();
-  // What is to be done until when, if nothing comes.
+  // Until when the thread may sleep, if nothing comes.
   absl::Duration LongestWait(absl::Time now) const;
   // The records of a batch. Requests that are new get their ordinals; `fresh` has these.
   std::string Encode(const std::vector<Item>& batch, std::vector<uint64_t>* fresh);
@@ -170,11 +170,13 @@ class Journal {
   std::string carried_;  // records that are to be written with the next batch
   std::thread thread_;
 
-  mutable absl::Mutex mutex_;
-  std::vector<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  absl::Status writable_ ABSL_GUARDED_BY(mutex_);
-  Stats stats_ ABSL_GUARDED_BY(mutex_);
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  mutable std::mutex mu_;
+  std::condition_variable wake_;
+  // Guarded by mu_:
+  std::vector<Item> queue_;
+  absl::Status writable_;
+  Stats stats_;
+  bool stop_ = false;
 };
 
 }  // namespace lockstep

@@ -41,7 +41,7 @@ FakeStepOptions TransportFor(const EngineOptions& options, uint64_t term) {
   return fake;
 }
 
-// What was shown so far, without what depends on time.
+// What was shown so far, without what tells of its history.
 Events Shown(const std::shared_ptr<GenerationLog>& log) {
   Events events;
   GenerationLog::Reader reader(log, {}, {});
@@ -50,6 +50,7 @@ Events Shown(const std::shared_ptr<GenerationLog>& log) {
   while (reader.Next(&event, &end) == GenerationLog::Reader::Outcome::kEvent) {
     if (event.has_finished()) {
       event.mutable_finished()->clear_timings();
+      event.mutable_finished()->clear_recoveries();
       event.mutable_finished()->mutable_usage()->clear_cached_prompt_tokens();
     }
     events[event.output_index()].push_back(event);

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -135,6 +136,9 @@ absl::StatusOr<std::unique_ptr<JournalStorage>> OpenJournalDirectory(const std::
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     return SystemError("make the directory", path);
   }
+  // A write beyond RLIMIT_FSIZE is an error (EFBIG) like that of a full disk, not the end of the
+  // process.
+  signal(SIGXFSZ, SIG_IGN);
   const std::string lock_path = absl::StrCat(path, "/", kLockName);
   const int fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return SystemError("open", lock_path);

@@ -39,8 +39,8 @@ class JournalStorage {
 };
 
 // The directory `path`, made when it is missing, and locked for this process until the storage is
-// destroyed or the process ends. FAILED_PRECONDITION names the process that has it; the errors of
-// the system name the path.
+// destroyed or the process ends. From now on the process ignores SIGXFSZ. FAILED_PRECONDITION names
+// the process that has it; the errors of the system name the path.
 absl::StatusOr<std::unique_ptr<JournalStorage>> OpenJournalDirectory(const std::string& path);
 
 }  // namespace lockstep
