@@ -501,6 +501,7 @@ void Coordinator::Impl::TellWorkersHealth() {
 void Coordinator::Impl::Monitor() {
   bool ready = true;
   bool alive = true;
+  int64_t stale_messages = 0;
   while (!stopped_) {
     TellWorkersHealth();
     const absl::Status now_ready = Ready();

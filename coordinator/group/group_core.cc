@@ -132,7 +132,10 @@ void GroupCore::StartJoin(uint64_t epoch, const pb::ConfigureRequest& limits, ab
 void GroupCore::OnEvent(RankEvent event, absl::Time now) {
   int rank = -1;
   Member* member = FindByLink(event.link, &rank);
-  if (member == nullptr) return;  // of a process that was given up
+  if (member == nullptr) {  // of a process that was given up
+    ++stale_messages_;
+    return;
+  }
   switch (event.kind) {
     case RankEvent::Kind::kAnswer:
       if (event.id == member->beat) {
@@ -151,6 +154,8 @@ void GroupCore::OnEvent(RankEvent event, absl::Time now) {
       } else if (event.id == member->call) {
         member->call = 0;
         OnAnswer(member, rank, std::move(event), now);
+      } else {
+        ++stale_messages_;
       }
       break;
     case RankEvent::Kind::kProgress:
@@ -161,7 +166,10 @@ void GroupCore::OnEvent(RankEvent event, absl::Time now) {
       }
       break;
     case RankEvent::Kind::kStepResult:
-      if (event.id != member->stream || phase_ != Phase::kRunning) break;
+      if (event.id != member->stream || phase_ != Phase::kRunning) {
+        ++stale_messages_;
+        break;
+      }
       member->results.push_back(absl::get<pb::StepResult>(std::move(event.payload)));
       break;
     case RankEvent::Kind::kStreamEnded:

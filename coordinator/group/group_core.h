@@ -78,6 +78,9 @@ class GroupCore {
   // In kBroken: why. In kAborting, kWaiting and later phases of a recovery: what broke the group.
   const absl::Status& status() const { return status_; }
   const Fault& last_fault() const { return record_.fault; }
+  // Messages that came from a process, call or stream that is not the present one, and were
+  // dropped.
+  int64_t stale_messages() const { return stale_messages_; }
   uint64_t term() const { return term_; }
   uint64_t epoch() const { return epoch_; }
   int world() const { return static_cast<int>(members_.size()); }
@@ -207,6 +210,7 @@ class GroupCore {
   std::vector<std::unique_ptr<Member>> spares_;
   int32_t last_link_ = 0;
   uint64_t last_id_ = 0;
+  int64_t stale_messages_ = 0;
   uint64_t term_ = 0;
   bool term_decided_ = false;
   uint64_t epoch_ = 0;

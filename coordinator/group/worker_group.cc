@@ -300,6 +300,7 @@ class WorkerGroup::Impl {
     view.status = core_->status();
     view.term = core_->term();
     view.epoch = core_->epoch();
+    view.stale_messages = core_->stale_messages();
     view.members = core_->members();
     view.spares = core_->spares();
     if (view.members.empty()) {  // before Load

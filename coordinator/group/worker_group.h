@@ -72,6 +72,7 @@ class WorkerGroup : public StepTransport {
     absl::Status status;
     uint64_t term = 0;
     uint64_t epoch = 0;
+    int64_t stale_messages = 0;
     std::vector<GroupCore::MemberView> members;  // rank order
     std::vector<GroupCore::MemberView> spares;
   };

@@ -288,6 +288,7 @@ void Metrics::OnEnd(RequestEnd how, absl::string_view reason, int64_t prompt_tok
                     absl::Duration since_submitted) {
   impl_->e2e_.Observe(absl::ToDoubleSeconds(since_submitted));
   if (reason == "SLOW_CONSUMER") impl_->slow_consumers_.Increment();
+  if (reason == "POISON_REQUEST") impl_->poison_.Increment();
   std::lock_guard<std::mutex> lock(impl_->mutex_);
   ++impl_->ended_[{how, std::string(reason)}];
   if (scheduled) {
@@ -313,8 +314,6 @@ void Metrics::OnRecovery(absl::string_view cause,
 void Metrics::OnWorkerRestart(int rank, absl::string_view cause) {
   impl_->restarts_.Add({{"rank", absl::StrCat(rank)}, {"cause", std::string(cause)}}).Increment();
 }
-
-void Metrics::OnPoison() { impl_->poison_.Increment(); }
 
 void Metrics::OnStepDigestMismatch() {
   std::lock_guard<std::mutex> lock(impl_->mutex_);

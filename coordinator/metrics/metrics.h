@@ -66,8 +66,6 @@ class Metrics : public EngineObserver {
   // its phases ("detect", "abort", "replace", "load", "join", "replay").
   void OnRecovery(absl::string_view cause, const std::map<std::string, absl::Duration>& phases);
   void OnWorkerRestart(int rank, absl::string_view cause);
-  // A request was found to be what kills ranks.
-  void OnPoison();
   // Ranks disagreed on a step. (A replay that disagrees with the log is counted by the engine.)
   void OnStepDigestMismatch();
   // A message of an old term, epoch or incarnation was refused.

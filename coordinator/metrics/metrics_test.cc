@@ -127,7 +127,8 @@ TEST(MetricsTest, ServesTheTextFormatOverHttp) {
   metrics.OnRecovery("lease_expired",
                      {{"detect", absl::Seconds(3)}, {"replay", absl::Milliseconds(40)}});
   metrics.OnWorkerRestart(1, "killed");
-  metrics.OnPoison();
+  metrics.OnStarted(3);
+  metrics.OnEnd(RequestEnd::kFailed, "POISON_REQUEST", 3, false, absl::Seconds(1));
   metrics.OnStepDigestMismatch();
   metrics.OnStaleMessageRefused();
   metrics.OnLoad(absl::Seconds(12));

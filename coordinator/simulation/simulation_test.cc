@@ -141,6 +141,34 @@ TEST(Simulation, SeedsKeepEveryInvariant) {
   EXPECT_GT(totals.checked, num_seeds);
 }
 
+TEST(Simulation, ARequestThatCrashesWorkersFailsAloneAndNobodyElseDoes) {
+  SetLogLevel(Severity::kError);
+  constexpr int32_t kPoison = 999999;
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    ReplicaOptions options;
+    options.ranks = 2;
+    options.recovery_budget = 8;
+    options.engine = testing::SmallEngine();
+    options.world.poison_id = kPoison;
+    Replica replica(seed, options);
+    ASSERT_TRUE(replica.Start());
+    for (int i = 0; i < 6; ++i) {
+      GenerationSpec spec = RandomSpec(replica.world(), i);
+      if (i == 3) spec.prompt_ids.push_back(kPoison);
+      spec.n = 1;
+      replica.Submit(absl::Milliseconds(static_cast<int64_t>(replica.world()->Random(100))), spec);
+    }
+    ASSERT_TRUE(replica.RunToEnd(absl::Minutes(30))) << seed;
+    for (int i = 0; i < 6; ++i) {
+      const absl::Status status = replica.outcomes()[static_cast<size_t>(i)].sink->status();
+      EXPECT_EQ(ReasonOf(status), i == 3 ? "POISON_REQUEST" : "") << seed << ": " << status;
+      EXPECT_EQ(status.ok(), i != 3) << seed << ": " << status;
+    }
+    EXPECT_EQ(replica.Breach(), "") << seed;
+    EXPECT_EQ(replica.engine()->stats().counters.at("recoveries"), 2) << seed;
+  }
+}
+
 }  // namespace
 }  // namespace simulation
 }  // namespace lockstep
