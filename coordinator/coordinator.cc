@@ -504,6 +504,10 @@ void Coordinator::Impl::Monitor() {
   int64_t stale_messages = 0;
   while (!stopped_) {
     TellWorkersHealth();
+    for (const int64_t now = group_->view().stale_messages; stale_messages < now;
+         ++stale_messages) {
+      metrics_.OnStaleMessageRefused();
+    }
     const absl::Status now_ready = Ready();
     if (now_ready.ok() != ready) {
       server_->SetReady(now_ready.ok());
