@@ -1,7 +1,13 @@
 #include "coordinator/admission.h"
 
+#include <atomic>
+#include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "coordinator/engine_test_util.h"
 #include "coordinator/errors.h"
 #include "gtest/gtest.h"
 #include "kernels/base/testing/matchers.h"
@@ -103,6 +109,74 @@ TEST(AdmissionTest, AStuckQueueIsExpectedToStayStuck) {
   // And an empty one is no reason to refuse anything.
   admission.OnRemoved(10, later);
   EXPECT_OK(admission.Check(1, later + absl::Nanoseconds(1), later));
+}
+
+// However many arrive at once, the queue never holds more than its cap.
+TEST(AdmissionTest, AThousandArrivalsAtOnceNeverExceedTheCap) {
+  EngineOptions options = testing::SmallEngine();
+  options.max_queued_requests = 64;
+  testing::EngineFixture fixture(options);
+  std::atomic<int> arrived{0}, admitted{0}, refused{0};
+  std::atomic<int64_t> most_queued{0};
+  std::vector<std::thread> threads;
+  std::vector<std::vector<std::shared_ptr<testing::RecordingSink>>> sinks(20);
+  for (size_t t = 0; t < sinks.size(); ++t) {
+    threads.emplace_back([&, t]() {
+      ++arrived;
+      while (arrived < static_cast<int>(sinks.size())) std::this_thread::yield();
+      for (int i = 0; i < 50; ++i) {
+        auto sink = std::make_shared<testing::RecordingSink>();
+        const absl::Status status = fixture.engine.Submit(
+            testing::MakeSpec(absl::StrCat(t, "-", i), testing::MakePrompt(20, t), 4), sink);
+        if (status.ok()) {
+          ++admitted;
+          sinks[t].push_back(sink);
+        } else {
+          EXPECT_EQ(ReasonOf(status), "QUEUE_FULL") << status;
+          EXPECT_GE(RetryAfter(status), absl::Seconds(1));
+          ++refused;
+        }
+        const int64_t queued = fixture.engine.stats().requests_queued;
+        int64_t most = most_queued;
+        while (queued > most && !most_queued.compare_exchange_weak(most, queued)) {
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(admitted + refused, 1000);
+  EXPECT_GT(refused, 0);
+  EXPECT_LE(most_queued, 64);
+  for (const auto& mine : sinks) {
+    for (const auto& sink : mine) EXPECT_TRUE(sink->WaitDone());
+  }
+  EXPECT_EQ(fixture.engine.stats().counters["requests_finished"], admitted);
+}
+
+// While nothing runs, exactly the cap is admitted.
+TEST(AdmissionTest, AnEngineThatDoesNotRunAdmitsExactlyTheCap) {
+  EngineOptions options = testing::SmallEngine();
+  options.max_queued_requests = 64;
+  FakeStepOptions steps;
+  steps.kv_blocks = options.kv_blocks;
+  steps.slots = options.slots;
+  FakeStepTransport transport(steps);
+  Engine engine(options, &transport, nullptr);  // not started
+  std::atomic<int> admitted{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 20; ++t) {
+    threads.emplace_back([&, t]() {
+      for (int i = 0; i < 50; ++i) {
+        const absl::Status status =
+            engine.Submit(testing::MakeSpec(absl::StrCat(t, "-", i), testing::MakePrompt(20, 1), 4),
+                          std::make_shared<testing::RecordingSink>());
+        if (status.ok()) ++admitted;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(admitted, 64);
+  EXPECT_EQ(engine.stats().requests_queued, 64);
 }
 
 }  // namespace
