@@ -9,6 +9,7 @@
 #include "coordinator/restore.h"
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
+#include "kernels/base/result_digest.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
@@ -389,12 +390,28 @@ absl::Status EngineCore::ApplyResult(const StepResult& result) {
         result.epoch(), ", has ", result.sequences_size(), " sequences and ",
         result.batch_digest() == step.batch_digest ? "the same" : "another", " batch digest"));
   }
+  if (status.ok() && !CarriesWhatWasAgreed(step, result)) {
+    status = absl::InternalError(
+        absl::StrCat("the results of step ", step.step_id, " of epoch ", epoch_,
+                     " are not the ones that the ranks agreed on: they do not give the digest ",
+                     absl::Hex(result.result_digest(), absl::kZeroPad16)));
+  }
   for (size_t i = 0; i < step.entries.size(); ++i) {
     if (status.ok()) status = ApplyEntry(step.entries[i], result.sequences(static_cast<int>(i)));
     if (!status.ok()) Abandon(step.entries[i]);
   }
   Reap();
   return status;
+}
+
+bool EngineCore::CarriesWhatWasAgreed(const StepInFlight& step, const StepResult& result) {
+  ResultDigest digest;
+  for (size_t i = 0; i < step.entries.size(); ++i) {
+    const SequenceResult& sequence = result.sequences(static_cast<int>(i));
+    for (const uint64_t logits : sequence.digests()) digest.AddLogits(logits);
+    if (step.entries[i].sample) digest.AddSampled(sequence.sampled_id());
+  }
+  return digest.value() == result.result_digest();
 }
 
 absl::Status EngineCore::ApplyEntry(const EntryInFlight& entry, const SequenceResult& result) {

@@ -165,6 +165,7 @@ class EngineCore {
   void OnProgress(SequenceState* sequence);
 
   // ---- results ----
+  static bool CarriesWhatWasAgreed(const StepInFlight& step, const worker::v1::StepResult& result);
   absl::Status ApplyEntry(const EntryInFlight& entry, const worker::v1::SequenceResult& result);
   void PublishToCache(const EntryInFlight& entry);
   void CheckReplayedDigests(const EntryInFlight& entry, const worker::v1::SequenceResult& result);

@@ -222,6 +222,39 @@ TEST(EngineEndTest, AnEngineThatNeverStartedEndsItsRequests) {
   EXPECT_EQ(ReasonOf(sink->status()), "DRAINING");
 }
 
+// A rank whose report is not what it agreed on with the others is not believed, whatever it says.
+TEST(EngineEndTest, ResultsThatDoNotGiveTheirDigestBreakTheGroup) {
+  for (const bool id : {true, false}) {
+    EngineOptions options = SmallEngine();
+    FakeStepOptions steps;
+    steps.kv_blocks = options.kv_blocks;
+    steps.slots = options.slots;
+    steps.snapshots = options.snapshots;
+    steps.max_batch_tokens = options.max_batch_tokens;
+    steps.max_logit_rows = options.slots;
+    steps.change_agreed = [id](worker::v1::StepResult* result) {
+      if (result->step_id() != 3) return;
+      worker::v1::SequenceResult* sequence = result->mutable_sequences(0);
+      if (id) {
+        sequence->set_sampled_id(sequence->sampled_id() + 1);
+      } else {
+        sequence->set_digests(0, sequence->digests(0) + 1);
+      }
+    };
+    FakeStepTransport transport(steps);
+    Engine engine(options, &transport, nullptr);
+    engine.Start(1, 1);
+    const GenerationSpec spec = MakeSpec("victim", MakePrompt(20, 1), 12);
+    auto sink = std::make_shared<RecordingSink>();
+    ASSERT_OK(engine.Submit(spec, sink));
+    ASSERT_TRUE(sink->WaitDone());
+    EXPECT_THAT(sink->status(), StatusIs(absl::StatusCode::kUnavailable,
+                                         HasSubstr("not the ones that the ranks agreed on")));
+    EXPECT_EQ(sink->output().ids.size(), 2u) << "nothing of step 3 was shown";
+    engine.Stop(absl::OkStatus());
+  }
+}
+
 }  // namespace
 }  // namespace testing
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
+#include "kernels/base/result_digest.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
@@ -108,6 +109,14 @@ absl::Status FakeStepTransport::Send(const StepRequest& request) {
     if (!status.ok()) return error_ = status;
   }
   if (options_.change) options_.change(pending.plan, &pending.result);
+  ResultDigest digest;
+  for (int i = 0; i < pending.result.sequences_size(); ++i) {
+    const SequenceResult& sequence = pending.result.sequences(i);
+    for (const uint64_t logits : sequence.digests()) digest.AddLogits(logits);
+    if (pending.plan.sequences(i).sample()) digest.AddSampled(sequence.sampled_id());
+  }
+  pending.result.set_result_digest(digest.value());
+  if (options_.change_agreed) options_.change_agreed(&pending.result);
   if (record_) plans_.push_back(pending.plan);
   pending_.push_back(std::move(pending));
   most_in_flight_ = std::max(most_in_flight_, static_cast<int64_t>(pending_.size()));

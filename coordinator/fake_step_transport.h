@@ -40,6 +40,8 @@ struct FakeStepOptions {
   uint64_t epoch = 1;
   // Called with each result before it is given out; may change it (a NaN, another digest).
   std::function<void(const worker::v1::StepPlan& plan, worker::v1::StepResult* result)> change;
+  // The same once the digest is in it: what a rank that errs alone would do.
+  std::function<void(worker::v1::StepResult* result)> change_agreed;
 };
 
 class FakeStepTransport : public StepTransport {

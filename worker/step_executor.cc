@@ -9,6 +9,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/hash.h"
 #include "kernels/base/log.h"
+#include "kernels/base/result_digest.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/runtime/device_memory.h"
 #include "kernels/runtime/device_stream.h"
@@ -615,7 +616,7 @@ absl::Status StepExecutor::CollectStep(InFlight* step) {
   if (step->plan.sequences.empty()) return absl::OkStatus();
   std::vector<SampleResult> rows;
   RETURN_IF_ERROR(sampler_->Collect(step->ticket, &rows));
-  uint64_t result_digest = 0;
+  ResultDigest digest;
   size_t row = 0;
   for (size_t b = 0; b < step->plan.sequences.size(); ++b) {
     const PlannedSequence& sequence = step->plan.sequences[b];
@@ -626,12 +627,12 @@ absl::Status StepExecutor::CollectStep(InFlight* step) {
     for (int64_t i = 0; i < sequence.num_logits; ++i, ++row) {
       out.add_digests(rows[row].digest);
       if (rows[row].nan) out.set_nan(true);
-      result_digest = Fold64(result_digest, rows[row].digest);
+      digest.AddLogits(rows[row].digest);
     }
     if (sequence.sample) {
       const SampleResult& sample = rows[row - 1];
       out.set_sampled_id(sample.nan ? -1 : sample.id);
-      result_digest = Fold64(result_digest, static_cast<uint32_t>(out.sampled_id()));
+      digest.AddSampled(out.sampled_id());
       FillLogprobs(sample, slots_->params(sequence.slot).num_logprobs, &out);
     }
     if (!step->logits.empty()) out.set_logits(std::move(step->logits[b]));
@@ -640,7 +641,7 @@ absl::Status StepExecutor::CollectStep(InFlight* step) {
                                                8 * static_cast<int64_t>(out.logprobs_size()));
     if (comm_->rank() == 0) *step->result.add_sequences() = std::move(out);
   }
-  step->result.set_result_digest(result_digest);
+  step->result.set_result_digest(digest.value());
   return absl::OkStatus();
 }
 
