@@ -47,5 +47,6 @@ found 'ports of their own in tests: the system chooses them (port 0)' \
   "$(printf '%s\n' $tests | grep -E '\.(cc|h|sh|py)$' | xargs -r grep -nE \
     'AddListeningPort\("[^"]*:[1-9]|--listen[", =]+[^ "]*:[1-9]|--([a-z]+-)?port[", =]+"?[1-9]' /dev/null)"
 found 'tests/CHECKS.md' "$(tools/check_table.sh)"
+found 'mutations of tests/mutations that do not apply' "$(tools/mutate.sh --check 2>&1)"
 
 exit $bad
