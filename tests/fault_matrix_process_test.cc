@@ -286,6 +286,33 @@ INSTANTIATE_TEST_SUITE_P(
                       Group(2, Policy::kRestart, true), Group(2, Policy::kSpare, true),
                       Group(1, Policy::kRestart, false), Group(4, Policy::kRestart, false)));
 
+// A loss at any token leaves the rest what it would have been: sampled, with penalties and a least
+// number of tokens.
+TEST(RunningServerTokens, ALossAtEachTokenLeavesTheRestAsItWas) {
+  const inference::v1::GenerateRequest request = MixedRequest(3, kTokens);
+  Target target;
+  for (int token = 1; token < kTokens; ++token) {
+    const std::string rule =
+        absl::StrCat("decode:", token, token % 4 == 0 ? "=kill" : "=drop-stream");
+    SCOPED_TRACE(rule);
+    const FaultRow row = {MatrixPhase::kDecode, rule.c_str(),        token % 2, 2,
+                          Policy::kRestart,     Outcome::kRecovered, "",        20};
+    if (target.serve == nullptr) {
+      ASSERT_OK(StartFor(row, &target));
+    }
+    const uint64_t before = LastFault(target.serve.get());
+    Arm(target, row);
+    const Answer found = ReadAnswer(target.serve->inference(), request, nullptr);
+    EXPECT_TRUE(Struck(target, row));
+    EXPECT_EQ(Difference(found, Reference()[3]), "");
+    EXPECT_GE(found.recoveries, 1);
+    Settle(target.serve.get(), before, true, absl::Now() + absl::Seconds(60));
+    if (HasFailure()) return;
+  }
+  ExpectBalanced(target.serve.get());
+  ExpectLedgers(target);
+}
+
 class StartingServer : public ::testing::TestWithParam<FaultRow> {};
 
 TEST_P(StartingServer, ComesUpOrSaysWhyNot) {

@@ -103,6 +103,22 @@ TEST(Recovery, ARequestThatKillsWorkersFailsAloneAndItsNeighboursFinish) {
   EXPECT_EQ(serve->Counter("poison_requests"), 1);
 }
 
+TEST(Recovery, ARequestForWhichThereIsNoMemoryFailsAloneAndTheNextIsServed) {
+  ServeProcess::Options options = Options(2);
+  options.faults = {{}, {"--fault", "prefill:2=oom", "--fault", "prefill:3=oom"}};
+  ASSERT_OK_AND_ASSIGN(auto serve, ServeProcess::Start(options));
+  const Answer wanted = ReadAnswer(serve->inference(), MixedRequest(3, 20), nullptr);
+  EXPECT_TRUE(wanted.status.ok());
+  const pid_t rank0 = serve->WorkerPid(0), rank1 = serve->WorkerPid(1);
+  const Answer failed = ReadAnswer(serve->inference(), MixedRequest(4, 20), nullptr);
+  EXPECT_EQ(ReasonOf(failed.status), "POISON_REQUEST");
+  EXPECT_THAT(failed.status.error_message(), HasSubstr("rank 1"));
+  EXPECT_THAT(failed.status.error_message(), HasSubstr("RESOURCE_EXHAUSTED"));
+  ExpectSameAnswers({ReadAnswer(serve->inference(), MixedRequest(3, 20), nullptr)}, {wanted});
+  EXPECT_EQ(serve->WorkerPid(0), rank0);
+  EXPECT_EQ(serve->WorkerPid(1), rank1);
+}
+
 }  // namespace
 }  // namespace testing
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <fstream>
 #include <memory>
 #include <mutex>
@@ -54,6 +55,16 @@ double Slope(const std::vector<Sample>& samples, double Sample::*value) {
   }
   const double spread = n * xx - x * x;
   return spread > 0 ? 60 * (n * xy - x * y) / spread : 0;
+}
+
+double Median(const std::vector<admin::v1::FaultRecord>& records,
+              double (*seconds)(const admin::v1::FaultPhases&)) {
+  std::vector<double> values;
+  for (const auto& record : records) values.push_back(1000 * seconds(record.phases()));
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 class Run {
@@ -159,6 +170,16 @@ class Run {
       result_.recoveries = status.counters().at("recoveries");
       result_.digest_mismatches = status.counters().at("digest_mismatches");
     } while ((result_.kv_blocks_held != 0 || result_.slots_held != 0) && absl::Now() < deadline);
+    using Phases = admin::v1::FaultPhases;
+    const auto faults = serve_->Faults();
+    result_.detect_ms = Median(faults, [](const Phases& p) { return p.detect(); });
+    result_.abort_ms = Median(faults, [](const Phases& p) { return p.abort(); });
+    result_.replace_ms = Median(faults, [](const Phases& p) { return p.replace(); });
+    result_.join_ms = Median(faults, [](const Phases& p) { return p.join(); });
+    result_.replay_ms = Median(faults, [](const Phases& p) { return p.replay(); });
+    result_.recovery_ms = Median(faults, [](const Phases& p) {
+      return p.detect() + p.abort() + p.replace() + p.join() + p.replay();
+    });
     result_.server_mib = samples_.back().server_mib;
     result_.worker_mib = samples_.back().worker_mib;
     result_.server_mib_per_minute = Slope(samples_, &Sample::server_mib);
@@ -193,6 +214,12 @@ std::string SoakResult::Json() const {
                                        {"server_mib_per_minute", server_mib_per_minute},
                                        {"worker_mib", worker_mib},
                                        {"worker_mib_per_minute", worker_mib_per_minute},
+                                       {"detect_ms", detect_ms},
+                                       {"abort_ms", abort_ms},
+                                       {"replace_ms", replace_ms},
+                                       {"join_ms", join_ms},
+                                       {"replay_ms", replay_ms},
+                                       {"recovery_ms", recovery_ms},
                                        {"first_failure", first_failure}};
   return line.dump();
 }

@@ -37,6 +37,10 @@ struct SoakResult {
   // squares. Of the workers the largest counts.
   double server_mib = 0, server_mib_per_minute = 0;
   double worker_mib = 0, worker_mib_per_minute = 0;
+  // Medians over the recoveries, in milliseconds: from the last sign of life to the detection,
+  // until all ranks had aborted, until all had their weights, until steps could run, until every
+  // interrupted request had its next token; and their sum.
+  double detect_ms = 0, abort_ms = 0, replace_ms = 0, join_ms = 0, replay_ms = 0, recovery_ms = 0;
   std::string first_failure;  // of a request
 
   std::string Json() const;
