@@ -247,6 +247,31 @@ TEST_F(CoordinatorTest, AStepThatIsRefusedAgainAndAgainEndsItsRequestAlone) {
   ASSERT_EQ(coordinator_->Faults().size(), 2u);
   EXPECT_EQ(coordinator_->Faults()[1].fault.cause, FaultCause::kStepRefused);
   EXPECT_EQ(coordinator_->Faults()[1].epoch_after, 3u);
+  // Nothing is left to replay, so that is the end of the recovery.
+  for (int i = 0; i < 500 && coordinator_->Faults()[1].outcome != "recovered"; ++i) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_EQ(coordinator_->Faults()[1].outcome, "recovered");
+}
+
+TEST_F(CoordinatorTest, TheRankWhoseStepFailedIsBlamedThoughItsPeerEndsFirst) {
+  FakeWorkerFaults peer, culprit;
+  peer.refuse_step = culprit.refuse_step = 1;
+  peer.refusal = grpc::Status(grpc::StatusCode::ABORTED, "another rank has failed");
+  culprit.refusal = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory for the test");
+  culprit.refusal_delay = absl::Milliseconds(50);
+  AddWorker(peer);
+  AddWorker(culprit);
+  Start();
+  ASSERT_OK(coordinator_->Load());
+  const grpc::Status status = Generate();
+  EXPECT_EQ(Info(status).reason(), "POISON_REQUEST");
+  EXPECT_THAT(status.error_message(), HasSubstr("no memory for the test"));
+  ASSERT_FALSE(coordinator_->Faults().empty());
+  const Fault fault = coordinator_->Faults()[0].fault;
+  EXPECT_EQ(fault.cause, FaultCause::kStepRefused);
+  EXPECT_THAT(fault.ranks, ::testing::ElementsAre(1));
+  EXPECT_TRUE(fault.own_crash);
 }
 
 TEST_F(CoordinatorTest, AServerThatGivesUpSaysSoAndGoesOnAnswering) {

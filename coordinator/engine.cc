@@ -349,6 +349,10 @@ class Engine::Impl {
 
   // Queues steps and takes one result.
   absl::Status Advance() {
+    // Also when nothing had to be replayed, or what had to has ended otherwise.
+    if (const auto replayed = core_.TakeReplayReport()) {
+      transport_->OnReplayed(replayed->requests, replayed->tokens);
+    }
     while (core_.steps_in_flight() < options_.steps_in_flight) {
       const absl::optional<worker::v1::StepRequest> step = core_.PlanStep();
       if (!step) break;
@@ -368,9 +372,6 @@ class Engine::Impl {
     if (result.ok()) {
       const absl::Status applied = core_.ApplyResult(*result);
       if (!applied.ok()) transport_->Distrust(applied);
-      if (const auto replayed = core_.TakeReplayReport()) {
-        transport_->OnReplayed(replayed->requests, replayed->tokens);
-      }
       return applied;
     }
     if (absl::IsDeadlineExceeded(result.status()) || absl::IsCancelled(result.status())) {

@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,6 +59,12 @@ void AppendLine(const std::string& path, const std::string& line) {
   CHECK(fd >= 0) << path;
   CHECK_EQ(write(fd, line.data(), line.size()), static_cast<ssize_t>(line.size())) << path;
   close(fd);
+}
+
+// Who reads sees the old text or the new one.
+void WriteWhole(const std::string& path, const std::string& text) {
+  std::ofstream(path + ".new") << text;
+  CHECK_EQ(rename((path + ".new").c_str(), path.c_str()), 0) << path;
 }
 
 // A model with faults around its forward pass.
@@ -140,6 +148,10 @@ ModelLoader FaultInjector::WrapLoader(ModelLoader inner) {
     if (spec.device != DeviceType::kCpu) {
       return absl::InvalidArgumentError("a worker with faults computes on the cpu only");
     }
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      rank_ = spec.rank;
+    }
     RETURN_IF_ERROR(At(FaultPhase::kLoad));
     ASSIGN_OR_RETURN(LoadedModel loaded, inner(spec, counters, progress));
     loaded.model = std::make_unique<FaultyModel>(std::move(loaded.model), this);
@@ -166,6 +178,34 @@ bool FaultInjector::Fires(const FaultRule& rule, int64_t occurrence) {
   return true;
 }
 
+bool FaultInjector::TakeStrike(FaultPhase phase, FaultRule* rule) {
+  if (options_.strike_prefix.empty()) return false;
+  std::lock_guard<std::mutex> lock(mu_);
+  if (rank_ < 0) return false;
+  const std::string path = absl::StrCat(options_.strike_prefix, ".", rank_);
+  std::ifstream file(path);
+  std::string text;
+  if (!std::getline(file, text)) return false;
+  const absl::StatusOr<FaultRule> parsed = ParseFaultRule(text);
+  CHECK(parsed.ok()) << parsed.status().message();
+  if (text != strike_) {
+    strike_ = text;
+    strike_occurrences_ = 0;
+  }
+  if (parsed->phase != phase || ++strike_occurrences_ < parsed->occurrence) return false;
+  strike_.clear();
+  std::ostringstream rest;
+  rest << file.rdbuf();
+  if (rest.str().empty()) {
+    CHECK_EQ(unlink(path.c_str()), 0) << path;
+  } else {
+    WriteWhole(path, rest.str());
+  }
+  LogWarning("fault: ", text);
+  *rule = *parsed;
+  return true;
+}
+
 absl::Status FaultInjector::At(FaultPhase phase) {
   int64_t occurrence = 0;
   {
@@ -173,34 +213,39 @@ absl::Status FaultInjector::At(FaultPhase phase) {
     occurrence = ++occurrences_[phase];
   }
   for (const FaultRule& rule : options_.rules) {
-    if (rule.phase != phase || !Fires(rule, occurrence)) continue;
-    switch (rule.kind) {
-      case FaultKind::kKill:
-        raise(SIGKILL);
-        break;
-      case FaultKind::kAbort:
-        Abort();
-      case FaultKind::kExit0:
-        _exit(0);
-      case FaultKind::kExit1:
-        _exit(1);
-      case FaultKind::kStop:
-        raise(SIGSTOP);
-        break;
-      case FaultKind::kStopResume:
-        StopAndResume(rule.time);
-        break;
-      case FaultKind::kDelay:
-        absl::SleepFor(rule.time);
-        break;
-      case FaultKind::kError:
-        return absl::InternalError(absl::StrCat("fault: ", rule.text));
-      case FaultKind::kOom:
-        return absl::ResourceExhaustedError(absl::StrCat("fault: ", rule.text));
-      default: {
-        std::lock_guard<std::mutex> lock(mu_);
-        of_step_.push_back(rule.kind);
-      }
+    if (rule.phase == phase && Fires(rule, occurrence)) RETURN_IF_ERROR(Do(rule));
+  }
+  FaultRule strike;
+  return TakeStrike(phase, &strike) ? Do(strike) : absl::OkStatus();
+}
+
+absl::Status FaultInjector::Do(const FaultRule& rule) {
+  switch (rule.kind) {
+    case FaultKind::kKill:
+      raise(SIGKILL);
+      break;
+    case FaultKind::kAbort:
+      Abort();
+    case FaultKind::kExit0:
+      _exit(0);
+    case FaultKind::kExit1:
+      _exit(1);
+    case FaultKind::kStop:
+      raise(SIGSTOP);
+      break;
+    case FaultKind::kStopResume:
+      StopAndResume(rule.time);
+      break;
+    case FaultKind::kDelay:
+      absl::SleepFor(rule.time);
+      break;
+    case FaultKind::kError:
+      return absl::InternalError(absl::StrCat("fault: ", rule.text));
+    case FaultKind::kOom:
+      return absl::ResourceExhaustedError(absl::StrCat("fault: ", rule.text));
+    default: {
+      std::lock_guard<std::mutex> lock(mu_);
+      of_step_.push_back(rule.kind);
     }
   }
   return absl::OkStatus();

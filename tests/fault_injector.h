@@ -24,6 +24,10 @@ namespace testing {
 
 struct FaultOptions {
   std::vector<FaultRule> rules;
+  // Faults that a test imposes while the worker runs: the first rule, one a line, of the file
+  // PREFIX.RANK strikes the process that holds that rank, at the Nth occurrence since it was seen.
+  // It leaves the file, which goes with the last one, before the fault is done. Empty: none.
+  std::string strike_prefix;
   std::vector<int32_t> poison_ids;  // the process aborts when a step contains one
   // Rules that have fired, one a line: they never fire again, in whatever process. Empty: a process
   // begins anew.
@@ -58,6 +62,8 @@ class FaultInjector : public StepSink {
     StepExecutor::Done done;
   };
 
+  bool TakeStrike(FaultPhase phase, FaultRule* rule);
+  absl::Status Do(const FaultRule& rule);
   bool Fires(const FaultRule& rule, int64_t occurrence);
   void Deliver(const worker::v1::StepRequest& request,
                absl::StatusOr<worker::v1::StepResult> result, const StepExecutor::Done& done);
@@ -68,6 +74,9 @@ class FaultInjector : public StepSink {
   StepSink* steps_ = nullptr;
 
   std::mutex mu_;
+  int rank_ = -1;                                   // guarded by mu_; -1: not known yet
+  std::string strike_;                              // guarded by mu_; the rule that was seen
+  int64_t strike_occurrences_ = 0;                  // guarded by mu_
   std::map<FaultPhase, int64_t> occurrences_;       // guarded by mu_
   std::vector<FaultKind> of_step_;                  // guarded by mu_; of the one that runs
   std::function<void(const absl::Status&)> ended_;  // guarded by mu_; of the open stream

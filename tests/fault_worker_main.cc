@@ -45,6 +45,9 @@ int Main(int argc, char** argv) {
         });
     app->add_option("--fault-once", options.once_file,
                     "File of the rules that have fired, which fire no more");
+    app->add_option("--strikes", options.strike_prefix,
+                    "PREFIX of files PREFIX.RANK: a rule that appears there strikes that rank once")
+        ->check([](const std::string& text) { return text.empty() ? "is empty" : ""; });
     app->add_option("--ledger", options.ledger,
                     "File that gets 'epoch step slot generation position' of what is sampled");
   };

@@ -65,6 +65,10 @@ absl::StatusOr<std::unique_ptr<ServeProcess>> ServeProcess::Start(const Options&
                                    "0",
                                    "--address-file",
                                    file,
+                                   "--admin-port",
+                                   "0",
+                                   "--admin-address-file",
+                                   file + ".admin",
                                    "--worker-threads",
                                    "1",
                                    "--worker-binary",
@@ -83,6 +87,10 @@ absl::StatusOr<std::unique_ptr<ServeProcess>> ServeProcess::Start(const Options&
   const auto channel = grpc::CreateChannel(*address, grpc::InsecureChannelCredentials());
   serve->inference_ = inference::v1::InferenceService::NewStub(channel);
   serve->models_ = inference::v1::ModelService::NewStub(channel);
+  ASSIGN_OR_RETURN(const std::string admin,
+                   WaitForAddressFile(file + ".admin", &serve->process_, absl::Seconds(60)));
+  serve->admin_ = admin::v1::AdminService::NewStub(
+      grpc::CreateChannel(admin, grpc::InsecureChannelCredentials()));
   RETURN_IF_ERROR(serve->WaitState("READY", absl::Seconds(120)));
   return serve;
 }
@@ -97,11 +105,19 @@ inference::v1::ServerStatus ServeProcess::Status() {
   return status;
 }
 
+std::vector<admin::v1::FaultRecord> ServeProcess::Faults() {
+  grpc::ClientContext context;
+  admin::v1::ListFaultsResponse response;
+  const grpc::Status called = admin_->ListFaults(&context, {}, &response);
+  EXPECT_TRUE(called.ok()) << called.error_message();
+  return {response.faults().begin(), response.faults().end()};
+}
+
 absl::Status ServeProcess::WaitState(const std::string& state, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   inference::v1::ServerStatus now = Status();
   while (now.state() != state) {
-    if (absl::Now() >= deadline || !process_.running()) {
+    if (absl::Now() >= deadline || !process_.running() || now.state() == "FAILED") {
       return absl::DeadlineExceededError(absl::StrCat(
           "the server is ", now.state(), ", not ", state, ": ", now.state_detail(), "\n", log()));
     }

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/admin.grpc.pb.h"
 #include "proto/inference.grpc.pb.h"
 #include "proto/model.grpc.pb.h"
 #include "tools/process/child_process.h"
@@ -33,9 +34,12 @@ class ServeProcess {
   static absl::StatusOr<std::unique_ptr<ServeProcess>> Start(const Options& options);
 
   inference::v1::InferenceService::Stub* inference() { return inference_.get(); }
+  // Newest first.
+  std::vector<admin::v1::FaultRecord> Faults();
   ChildProcess& process() { return process_; }
   std::string log() const;
   inference::v1::ServerStatus Status();
+  // Also ends when the server has failed or ended.
   absl::Status WaitState(const std::string& state, absl::Duration timeout);
   int64_t Counter(const std::string& name) { return Status().counters().at(name); }
 
@@ -51,6 +55,7 @@ class ServeProcess {
   std::string log_;
   std::unique_ptr<inference::v1::InferenceService::Stub> inference_;
   std::unique_ptr<inference::v1::ModelService::Stub> models_;
+  std::unique_ptr<admin::v1::AdminService::Stub> admin_;
 };
 
 }  // namespace testing

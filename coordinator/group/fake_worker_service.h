@@ -23,7 +23,9 @@ struct FakeWorkerFaults {
   grpc::Status configure_status;  // Configure
   uint64_t self_test = 42;
   uint64_t model_digest = 7;
-  uint64_t refuse_step = 0;         // the stream ends with FAILED_PRECONDITION at this step
+  uint64_t refuse_step = 0;  // the stream ends with `refusal` at this step
+  grpc::Status refusal{grpc::StatusCode::FAILED_PRECONDITION, "refused by the test"};
+  absl::Duration refusal_delay = absl::ZeroDuration();
   uint64_t end_stream_at_step = 0;  // the stream ends with OK
   uint64_t wrong_result_at_step = 0;
   uint64_t wrong_batch_at_step = 0;
@@ -138,7 +140,8 @@ class FakeWorker : public worker::v1::WorkerService::Service {
         seen_.steps.push_back(request.SerializeAsString());
       }
       if (step == faults_.refuse_step) {
-        return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "refused by the test");
+        absl::SleepFor(faults_.refusal_delay);
+        return faults_.refusal;
       }
       if (step == faults_.end_stream_at_step) return grpc::Status::OK;
       absl::SleepFor(faults_.step_time);

@@ -24,6 +24,8 @@ constexpr absl::Duration kGetInfoAttempt = absl::Seconds(5);
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 // The workers' own bound is to end first: its message says which peer is missing.
 constexpr absl::Duration kInitGrace = absl::Seconds(5);
+// What a rank says of its own end arrives within this of what its peers say.
+constexpr absl::Duration kHearsay = absl::Milliseconds(200);
 constexpr size_t kRememberedSteps = 128;
 constexpr uint64_t kFirstSteps = 10;
 
@@ -174,27 +176,7 @@ void GroupCore::OnEvent(RankEvent event, absl::Time now) {
       break;
     case RankEvent::Kind::kStreamEnded:
       if (event.id != member->stream) break;
-      member->stream_open = false;
-      if (closing_ || phase_ != Phase::kRunning) break;
-      if (options_.recover && IsStaleTerm(event.status)) {
-        GiveUp(Superseded(rank, event.status.message()));
-        break;
-      }
-      {
-        const absl::Status status =
-            RankError(rank, "StepStream",
-                      event.status.ok() ? absl::UnavailableError("the worker ended the stream")
-                                        : event.status);
-        Fault fault;
-        // ABORTED: a peer was lost or the group was aborted; the one at fault will be found.
-        const bool reset =
-            event.status.ok() || Unreachable(event.status) || absl::IsAborted(event.status);
-        fault.cause = reset ? FaultCause::kStreamReset : FaultCause::kStepRefused;
-        fault.own_crash = !reset;
-        fault.ranks = {rank};
-        fault.message = std::string(status.message());
-        Break(std::move(fault), status, now);
-      }
+      OnStreamEnd(member, rank, event.status, now);
       break;
     case RankEvent::Kind::kProcessExited:
       OnProcessExit(member, rank, absl::get<ProcessExit>(event.payload), now);
@@ -206,12 +188,45 @@ void GroupCore::OnEvent(RankEvent event, absl::Time now) {
   Advance(now);
 }
 
+void GroupCore::OnStreamEnd(Member* member, int rank, const absl::Status& end, absl::Time now) {
+  member->stream_open = false;
+  if (closing_ || phase_ != Phase::kRunning) return;
+  if (options_.recover && IsStaleTerm(end)) {
+    return GiveUp(Superseded(rank, end.message()));
+  }
+  const absl::Status status = RankError(
+      rank, "StepStream", end.ok() ? absl::UnavailableError("the worker ended the stream") : end);
+  // ABORTED: a peer was lost, or its step failed and took the group along.
+  const bool reset = end.ok() || Unreachable(end) || absl::IsAborted(end);
+  Fault fault;
+  fault.cause = reset ? FaultCause::kStreamReset : FaultCause::kStepRefused;
+  fault.own_crash = !reset;
+  fault.ranks = {rank};
+  fault.message = std::string(status.message());
+  const bool others = std::any_of(members_.begin(), members_.end(),
+                                  [](const auto& other) { return other->stream_open; });
+  if (options_.recover && absl::IsAborted(end) && others) {
+    if (!hearsay_) hearsay_ = Hearsay{std::move(fault), status, now + kHearsay};
+    return;
+  }
+  // When all speak of others, the first one counts.
+  if (absl::IsAborted(end) && hearsay_) {
+    const Hearsay first = *std::move(hearsay_);
+    return Break(first.fault, first.status, now);
+  }
+  Break(std::move(fault), status, now);
+}
+
 void GroupCore::OnTime(absl::Time now) {
   if (phase_ == Phase::kWaiting && now >= resume_at_) Recover(now);
   if (options_.recover && !closing_) {
     SendBeats(now);
     CheckLeases(now);
     CheckOverdue(now);
+    if (hearsay_ && now >= hearsay_->until) {
+      const Hearsay first = *std::move(hearsay_);
+      Break(first.fault, first.status, now);
+    }
   }
   Advance(now);
 }
@@ -220,6 +235,7 @@ void GroupCore::Reschedule(absl::Time now) {
   next_time_ = absl::InfiniteFuture();
   if (closing_ || phase_ == Phase::kIdle) return;
   if (phase_ == Phase::kWaiting) next_time_ = resume_at_;
+  if (hearsay_) next_time_ = std::min(next_time_, hearsay_->until);
   const auto consider = [&](const Member& member, bool spare) {
     if (member.state == State::kConnecting && member.call == 0 &&
         (spare || phase_ == Phase::kLoading)) {
@@ -539,7 +555,9 @@ void GroupCore::FailLoad(const absl::Status& status) {
 
 void GroupCore::Send(const pb::StepRequest& request, absl::Time now) {
   CHECK(phase_ == Phase::kRunning);
-  for (const auto& member : members_) member->link->Write(member->stream, request);
+  for (const auto& member : members_) {
+    if (member->stream_open) member->link->Write(member->stream, request);
+  }
   sent_at_.push_back(now);
 }
 

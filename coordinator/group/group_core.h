@@ -165,6 +165,7 @@ class GroupCore {
   absl::Status CheckMembers() const;
   void BeginJoin(absl::Time now);
   void OpenStreams(absl::Time now);
+  void OnStreamEnd(Member* member, int rank, const absl::Status& end, absl::Time now);
   void OnAnswer(Member* member, int rank, RankEvent event, absl::Time now);
   void OnBringUpFailure(Member* member, int rank, const absl::Status& status, absl::Time now);
   void FailLoad(const absl::Status& status);
@@ -231,6 +232,14 @@ class GroupCore {
   bool final_ = false;     // the fault is one that another attempt would meet again
   FaultRecord record_;
   std::set<int> lost_;  // ranks to be replaced
+  // A rank's stream ended because of another rank, as it said: until `until` that one may say what
+  // happened to it. In kRunning.
+  struct Hearsay {
+    Fault fault;
+    absl::Status status;
+    absl::Time until;
+  };
+  absl::optional<Hearsay> hearsay_;
   absl::Time phase_began_ = absl::InfinitePast();
   absl::Time resume_at_ = absl::InfiniteFuture();  // of kWaiting
   std::deque<absl::Time> recent_faults_;

@@ -247,6 +247,7 @@ bool GroupCore::streams_ended() const {
 
 void GroupCore::Break(Fault fault, const absl::Status& status, absl::Time now) {
   if (phase_ != Phase::kJoining && phase_ != Phase::kRunning) return;
+  hearsay_ = absl::nullopt;
   LogError(absl::StatusCodeToString(status.code()), ": ", status.message());
   absl::Time seen = now;
   for (const int rank : fault.ranks) {
@@ -366,6 +367,7 @@ bool GroupCore::WithinBudget(absl::Time now) {
 
 void GroupCore::GiveUp(const absl::Status& status) {
   LogError(status.message());
+  hearsay_ = absl::nullopt;
   CloseStreams(/*orderly=*/false);
   for (const auto& member : members_) {
     member->call = 0;
