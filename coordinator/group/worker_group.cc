@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <deque>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -157,6 +158,16 @@ class WorkerGroup::Impl {
     return view_;
   }
 
+  // Of queries, which any thread may make.
+  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) {
+    std::lock_guard<std::mutex> lock(view_mu_);
+    std::shared_ptr<grpc::Channel>& channel = channels_[address];
+    if (channel == nullptr) {
+      channel = ConnectWorker(address, options_.max_message_bytes, hooks_.credentials);
+    }
+    return channel;
+  }
+
   // One unary call on all ranks at once.
   template <typename Response, typename Request>
   std::vector<absl::StatusOr<Response>> CallAll(
@@ -169,9 +180,9 @@ class WorkerGroup::Impl {
         now.members.size(), absl::StatusOr<Response>(absl::UnavailableError("not asked")));
     const auto call = [&](size_t rank) {
       const std::string& address = now.members[rank].address;
-      const auto stub = pb::WorkerService::NewStub(
-          ConnectWorker(address, options_.max_message_bytes, hooks_.credentials));
+      const auto stub = pb::WorkerService::NewStub(ChannelTo(address));
       grpc::ClientContext context;
+      context.set_wait_for_ready(true);
       context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
       Response response;
       const grpc::Status status = (stub.get()->*method)(&context, request, &response);
@@ -326,7 +337,8 @@ class WorkerGroup::Impl {
   std::shared_ptr<ReplaceRequest> replace_;
 
   mutable std::mutex view_mu_;
-  View view_;  // guarded by view_mu_
+  View view_;                                                       // guarded by view_mu_
+  std::map<std::string, std::shared_ptr<grpc::Channel>> channels_;  // guarded by view_mu_
 
   // Of the group's thread. Destroyed before the queue that they post to.
   ProgressFn progress_;
