@@ -24,6 +24,7 @@ enum class Policy { kRestart, kSpare };
 enum class Outcome {
   kRecovered,  // every stream ends as if nothing had happened; the fault is in the records
   kUnnoticed,  // likewise; there is no record
+  kEither,     // one of these: whether another result was there to be overtaken is chance
   kRefused,    // the server does not come up, and says why
 };
 

@@ -43,6 +43,7 @@ Answer ReadAnswer(inference::v1::InferenceService::Stub* stub, const GenerateReq
   GenerateEvent event;
   uint64_t last = 0;
   while (stream->Read(&event)) {
+    ++answer.events;
     const uint64_t first = event.first_sequence() > 0 ? event.first_sequence() : event.sequence();
     if (first != last + 1) answer.breach = absl::StrCat("event ", first, " follows ", last);
     last = event.sequence();

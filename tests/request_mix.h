@@ -22,6 +22,7 @@ struct Answer {
   std::vector<int32_t> ids;
   uint64_t digest = 0;
   int32_t recoveries = 0;
+  int events = 0;
   int finished = 0;    // events that say so
   std::string breach;  // of the numbering
 };

@@ -112,6 +112,10 @@ class Run {
     ++result_.requests;
     result_.tokens += static_cast<int64_t>(found.ids.size());
     result_.recovered_streams += found.recoveries > 0 ? 1 : 0;
+    if (found.status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && found.events == 0) {
+      ++result_.refused;
+      return;
+    }
     const std::string difference = Difference(found, wanted);
     if (difference.empty()) return;
     if (result_.first_failure.empty()) result_.first_failure = difference;
@@ -204,6 +208,7 @@ std::string SoakResult::Json() const {
                                        {"kills", kills},
                                        {"recoveries", recoveries},
                                        {"recovered_streams", recovered_streams},
+                                       {"refused", refused},
                                        {"lost", lost},
                                        {"duplicated", duplicated},
                                        {"different", different},

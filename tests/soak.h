@@ -27,6 +27,7 @@ struct SoakResult {
   int64_t kills = 0;
   int64_t recoveries = 0;
   int64_t recovered_streams = 0;  // that a recovery interrupted
+  int64_t refused = 0;            // never accepted: RESOURCE_EXHAUSTED before any event
   int64_t lost = 0;               // ended with an error, or without an end
   int64_t duplicated = 0;         // the numbering has a gap or a repetition
   int64_t different = 0;          // other ids or another digest than undisturbed
