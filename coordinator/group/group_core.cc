@@ -26,6 +26,8 @@ constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 constexpr absl::Duration kInitGrace = absl::Seconds(5);
 // What a rank says of its own end arrives within this of what its peers say.
 constexpr absl::Duration kHearsay = absl::Milliseconds(200);
+// How long the end of a process of ours may take to be told after its connection broke.
+constexpr absl::Duration kExitNotice = absl::Seconds(1);
 constexpr size_t kRememberedSteps = 128;
 constexpr uint64_t kFirstSteps = 10;
 
@@ -151,7 +153,7 @@ void GroupCore::OnEvent(RankEvent event, absl::Time now) {
           GiveUp(Superseded(rank, event.status.message()));
         } else if (Unreachable(event.status)) {
           lost_.insert(rank);
-          if (member->ours && !member->exited) member->exit_due = now + absl::Milliseconds(300);
+          if (member->ours && !member->exited) member->exit_due = now + kExitNotice;
         }
       } else if (event.id == member->call) {
         member->call = 0;
@@ -297,7 +299,7 @@ void GroupCore::AdvanceLoad(absl::Time now) {
     // A rank whose process does not answer goes to a spare that does.
     Member* member = members_[rank].get();
     if (member->state == State::kConnecting && !member->ours && WaitingSpare(now) != nullptr) {
-      ReplaceMember(static_cast<int>(rank), now);
+      ReplaceMember(static_cast<int>(rank), record_.fault, now);
     }
   }
   for (const auto& member : members_) AskInfo(member.get(), now);
@@ -336,12 +338,7 @@ void GroupCore::AdvanceLoad(absl::Time now) {
     phase_ = Phase::kLoaded;
     return;
   }
-  if (!same.ok()) {
-    Fault fault;
-    fault.cause = FaultCause::kJoinFailed;
-    fault.message = std::string(same.message());
-    return TryAgain(world() - 1, std::move(fault), same, now);
-  }
+  if (!same.ok()) return TryAgain(world() - 1, same, now);
   record_.replace = now - phase_began_;
   phase_began_ = now;
   BeginJoin(now);
@@ -485,12 +482,12 @@ void GroupCore::OnBringUpFailure(Member* member, int rank, const absl::Status& s
   if (member->state == State::kConnecting) {
     if (member->ours && options_.recover && absl::IsDeadlineExceeded(status) && WithinBudget(now)) {
       // It runs and listens, and does not answer: it is of no use.
-      record_.fault = Fault();
-      record_.fault.cause = FaultCause::kLeaseExpired;
-      record_.fault.ranks = {rank};
-      record_.fault.message = std::string(RankError(rank, "GetInfo", status).message());
-      LogError(record_.fault.message);
-      return ReplaceMember(rank, now);
+      Fault fault;
+      fault.cause = FaultCause::kLeaseExpired;
+      fault.ranks = {rank};
+      fault.message = std::string(RankError(rank, "GetInfo", status).message());
+      LogError(fault.message);
+      return ReplaceMember(rank, fault, now);
     }
     if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) {
       return first_load_ ? FailLoad(RankError(rank, "GetInfo", status))
@@ -523,10 +520,9 @@ void GroupCore::OnBringUpFailure(Member* member, int rank, const absl::Status& s
     fault.ranks = {rank};
     fault.message = std::string(named.message());
     if (first_load_ && !(options_.recover && lost && WithinBudget(now))) return FailLoad(named);
-    if (!lost) return TryAgain(rank, std::move(fault), named, now);
+    if (!lost) return TryAgain(rank, named, now);
     if (!first_load_ && !WithinBudget(now)) return GiveUp(Exhausted(named));
-    record_.fault = std::move(fault);
-    return ReplaceMember(rank, now);
+    return ReplaceMember(rank, fault, now);
   }
   Fault fault;
   fault.cause = FaultCause::kJoinFailed;

@@ -188,10 +188,11 @@ class GroupCore {
   void Recover(absl::Time now);
   void GiveUp(const absl::Status& status);
   // A replacement failed: another one after a while, as long as the budget lasts.
-  void TryAgain(int rank, Fault fault, const absl::Status& status, absl::Time now);
+  void TryAgain(int rank, const absl::Status& status, absl::Time now);
   void WaitThenRecover(absl::Time now);
   absl::Status Exhausted(const absl::Status& last) const;
-  void ReplaceMember(int rank, absl::Time now);
+  // `fault` is why; the record at hand keeps the cause that began it.
+  void ReplaceMember(int rank, const Fault& fault, absl::Time now);
   void RestartSpare(size_t index, absl::Time now);
   bool WithinBudget(absl::Time now);
   void ReportFault(absl::string_view outcome);

@@ -100,8 +100,7 @@ void GroupCore::OnBeat(Member* member, int rank, const RankEvent& event, absl::T
   const absl::Status status = absl::UnavailableError(fault.message);
   if (phase_ == Phase::kLoading) {
     if (!WithinBudget(now)) return first_load_ ? FailLoad(status) : GiveUp(Exhausted(status));
-    record_.fault = std::move(fault);
-    return ReplaceMember(rank, now);
+    return ReplaceMember(rank, fault, now);
   }
   Break(std::move(fault), status, now);
 }
@@ -124,9 +123,8 @@ void GroupCore::CheckLeases(absl::Time now) {
     const absl::Status status = absl::UnavailableError(fault.message);
     if (phase_ == Phase::kLoading) {
       LogWarning(fault.message);
-      record_.fault = std::move(fault);
       if (WithinBudget(now)) {
-        ReplaceMember(rank, now);
+        ReplaceMember(rank, fault, now);
       } else {
         return first_load_ ? FailLoad(status) : GiveUp(Exhausted(status));
       }
@@ -172,8 +170,7 @@ void GroupCore::OnProcessExit(Member* member, int rank, const ProcessExit& exit,
   switch (phase_) {
     case Phase::kLoading:
       LogError(fault.message);
-      record_.fault = std::move(fault);
-      if (options_.recover && WithinBudget(now)) return ReplaceMember(rank, now);
+      if (options_.recover && WithinBudget(now)) return ReplaceMember(rank, fault, now);
       return first_load_ ? FailLoad(status) : GiveUp(Exhausted(status));
     case Phase::kAborting:
       // The broken streams were its doing.
@@ -207,11 +204,7 @@ void GroupCore::OnProcessStart(Member* member, int rank, const RankEvent& event,
       LogError(status.message());
       return;
     }
-    Fault fault;
-    fault.cause = FaultCause::kProcessExit;
-    fault.ranks = {rank};
-    fault.message = std::string(status.message());
-    return TryAgain(rank, std::move(fault), status, now);
+    return TryAgain(rank, status, now);
   }
   member->address = absl::get<ProcessStart>(event.payload).address;
   member->link = links_(member->address, member->link_id);
@@ -330,10 +323,9 @@ void GroupCore::WaitThenRecover(absl::Time now) {
   if (wait == absl::ZeroDuration()) Recover(now);
 }
 
-void GroupCore::TryAgain(int rank, Fault fault, const absl::Status& status, absl::Time now) {
+void GroupCore::TryAgain(int rank, const absl::Status& status, absl::Time now) {
   LogError(absl::StatusCodeToString(status.code()), ": ", status.message());
   if (!WithinBudget(now)) return GiveUp(Exhausted(status));
-  record_.fault = std::move(fault);
   status_ = status;
   for (const auto& member : members_) {
     member->call = 0;
@@ -389,7 +381,7 @@ void GroupCore::Recover(absl::Time now) {
   lost_.clear();
   for (int rank = 0; rank < world(); ++rank) {
     if (lost.count(rank) != 0) {
-      ReplaceMember(rank, now);
+      ReplaceMember(rank, record_.fault, now);
       if (phase_ != Phase::kLoading) return;
     } else {
       members_[static_cast<size_t>(rank)]->state = State::kConnected;
@@ -422,9 +414,9 @@ void GroupCore::RestartSpare(size_t index, absl::Time now) {
   }
 }
 
-void GroupCore::ReplaceMember(int rank, absl::Time now) {
+void GroupCore::ReplaceMember(int rank, const Fault& fault, absl::Time now) {
   std::unique_ptr<Member>& place = members_[static_cast<size_t>(rank)];
-  if (hooks_.on_replaced) hooks_.on_replaced(rank, record_.fault);
+  if (hooks_.on_replaced) hooks_.on_replaced(rank, fault);
   record_.replaced_ranks.push_back(rank);
   std::unique_ptr<Member> old = std::move(place);
   const bool ours = old->ours && launcher_ != nullptr;
