@@ -107,7 +107,7 @@ constexpr FaultRow kRows[] = {
     {MatrixPhase::kDrain, "decode:4=abort", 0, 2, Policy::kSpare, Outcome::kRecovered,
      "process_exit", 20},
     {MatrixPhase::kRecovery, "decode:8=kill+load=kill", 1, 2, Policy::kSpare, Outcome::kRecovered,
-     "process_exit", 20},
+     "", 20},
     {MatrixPhase::kRecovery, "decode:8=drop-stream+init=stop", 0, 2, Policy::kSpare,
      Outcome::kRecovered, "lease_expired", 20},
     {MatrixPhase::kRecovery, "decode:8=kill+configure=exit1", 1, 2, Policy::kRestart,
