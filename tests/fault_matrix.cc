@@ -112,7 +112,7 @@ constexpr FaultRow kRows[] = {
      Outcome::kRecovered, "lease_expired", 20},
     {MatrixPhase::kRecovery, "decode:8=kill+configure=exit1", 1, 2, Policy::kRestart,
      Outcome::kRecovered, "process_exit", 20},
-    {MatrixPhase::kRecovery, "decode:8=kill+prefill=abort", 1, 2, Policy::kSpare,
+    {MatrixPhase::kRecovery, "decode:8=kill+configure=abort", 1, 2, Policy::kSpare,
      Outcome::kRecovered, "process_exit", 20},
     {MatrixPhase::kRecovery, "decode:8=kill+load=delay,300", 0, 2, Policy::kRestart,
      Outcome::kRecovered, "process_exit", 20},
