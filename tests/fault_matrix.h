@@ -35,7 +35,8 @@ struct FaultRow {
   int tp;
   Policy policy;
   Outcome outcome;
-  // kRecovered: a recorded cause, "" where the first group does not exist yet. kRefused: part of
+  // kRecovered: a recorded cause, "" where it is chance or the first group does
+  // not exist yet. kRefused: part of
   // the message.
   const char* found;
   double bound_s;  // from the fault to all streams ended and the server READY
