@@ -24,9 +24,10 @@ admin::v1::FaultRecord ToProto(const FaultRecord& record, uint64_t id) {
   phases->set_replay(absl::ToDoubleSeconds(record.replay));
   out.set_requests_replayed(record.requests_replayed);
   out.set_tokens_recomputed(record.tokens_recomputed);
-  out.set_outcome(record.outcome == "recovered"   ? admin::v1::RECOVERED
-                  : record.outcome == "exhausted" ? admin::v1::GAVE_UP
-                                                  : admin::v1::RECOVERING);
+  out.set_outcome(record.outcome == "recovered"     ? admin::v1::RECOVERED
+                  : record.outcome == "exhausted"   ? admin::v1::GAVE_UP
+                  : record.outcome == "interrupted" ? admin::v1::INTERRUPTED
+                                                    : admin::v1::RECOVERING);
   return out;
 }
 

@@ -93,8 +93,7 @@ class EngineCore {
   // sequence goes back to the queue with its log, to be replayed. Requests in the steps that did
   // not report are suspects where the fault may have been their doing: each runs alone until it has
   // got its next token. One that brings the group down alone ends with INTERNAL POISON_REQUEST: at
-  // once when the worker crashed by its own doing, the second time when it was lost for another
-  // reason.
+  // once when the worker crashed by its own doing, later when it was lost for another reason.
   void Suspend(const Fault& fault);
   struct ReplayReport {
     int64_t requests = 0;

@@ -11,8 +11,15 @@
 namespace lockstep {
 namespace {
 
-// Guilt that convicts.
-constexpr int32_t kGuilty = 2;
+// Guilt that convicts a request, and what a fault adds to it while the request runs alone: a crash
+// of a worker's own making convicts at once. A process that was killed from outside says little
+// about the request: an operator did it, or the kernel, short of memory.
+constexpr int32_t kGuilty = 4;
+int32_t Guilt(const Fault& fault, bool killed_from_outside) {
+  return fault.own_crash ? kGuilty : killed_from_outside ? 1 : 2;
+}
+// Killed from outside so often in a row, the requests of the step are suspects after all.
+constexpr int32_t kSuspiciousKills = 3;
 
 }  // namespace
 
@@ -56,9 +63,10 @@ void EngineCore::Suspend(const Fault& fault) {
 }
 
 void EngineCore::Blame(const Fault& fault, const std::set<RequestState*>& suspects) {
+  const bool killed_from_outside = fault.cause == FaultCause::kProcessExit && !fault.own_crash;
   if (suspects.size() == 1 && (*suspects.begin())->isolated) {
     RequestState* request = *suspects.begin();
-    request->guilt += fault.own_crash ? kGuilty : 1;
+    request->guilt += Guilt(fault, killed_from_outside);
     if (request->guilt < kGuilty) return;
     ++counters_.poison_requests;
     ErrorDetail detail;
@@ -73,6 +81,7 @@ void EngineCore::Blame(const Fault& fault, const std::set<RequestState*>& suspec
     return;
   }
   for (RequestState* request : suspects) {
+    if (killed_from_outside && ++request->kills < kSuspiciousKills) continue;
     if (!request->isolated) ++num_isolated_;
     request->isolated = true;
   }
@@ -118,6 +127,7 @@ int64_t EngineCore::ReplayDebt() const {
 void EngineCore::OnProgress(SequenceState* s) {
   replaying_.erase(s);
   RequestState* request = s->request;
+  request->kills = 0;
   if (!request->isolated) return;
   const bool through =
       std::all_of(request->outputs.begin(), request->outputs.end(), [](const auto& output) {

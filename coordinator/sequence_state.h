@@ -33,8 +33,10 @@ struct RequestState {
   int32_t outputs_finished = 0;
   // Was in a step that a fault kept from reporting: runs alone until it has got its next tokens.
   bool isolated = false;
-  // Faults while it ran alone, weighed: a crash of a worker's own making counts 2, any other 1.
+  // Since its last token: faults while it ran alone, weighed (engine_recovery.cc), and workers that
+  // were killed from outside while it was in a step.
   int32_t guilt = 0;
+  int32_t kills = 0;
 
   int64_t prompt_length() const { return static_cast<int64_t>(spec.prompt_ids.size()); }
   // When it is to be ended as it stands now.

@@ -51,7 +51,8 @@ struct FaultRecord {
   std::vector<int> replaced_ranks;
   int64_t requests_replayed = 0;
   int64_t tokens_recomputed = 0;
-  std::string outcome;  // "recovered", "exhausted", "recovering", "replaying"
+  std::string outcome;  // "recovering", "replaying", then "recovered", "exhausted", "interrupted"
+                        // by the next fault
 };
 
 }  // namespace lockstep

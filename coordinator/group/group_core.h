@@ -94,6 +94,9 @@ class GroupCore {
   // Who took the last result does not believe it.
   void Distrust(const absl::Status& status, absl::Time now);
 
+  // The requests that were running when the last fault came are where they were.
+  void OnReplayed(int64_t requests, int64_t tokens_recomputed, absl::Time now);
+
   // Gives up the process of `rank` (kOperator), as after a fault.
   absl::Status Replace(int rank, absl::string_view reason, absl::Time now);
 

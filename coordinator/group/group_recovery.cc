@@ -247,7 +247,7 @@ void GroupCore::Break(Fault fault, const absl::Status& status, absl::Time now) {
     seen = std::min(seen, members_[static_cast<size_t>(rank)]->last_answer);
     if (GivesUpRanks(fault.cause)) lost_.insert(rank);
   }
-  if (recovering_) ReportFault("interrupted");
+  if (recovering_ || record_.outcome == "replaying") ReportFault("interrupted");
   recovering_ = options_.recover;
   record_ = FaultRecord();
   record_.fault = std::move(fault);
@@ -450,6 +450,14 @@ void GroupCore::ReplaceMember(int rank, const Fault& fault, absl::Time now) {
   }
   place = MakeMember(old->address, now);
   LogInfo("rank ", rank, ": waiting for a worker at ", old->address);
+}
+
+void GroupCore::OnReplayed(int64_t requests, int64_t tokens_recomputed, absl::Time now) {
+  if (record_.outcome != "replaying") return;
+  record_.requests_replayed = requests;
+  record_.tokens_recomputed = tokens_recomputed;
+  record_.replay = now - record_.detected - record_.abort - record_.replace - record_.join;
+  ReportFault("recovered");
 }
 
 void GroupCore::Distrust(const absl::Status& status, absl::Time now) {

@@ -49,10 +49,7 @@ class WorkerGroup::Impl {
       if (progress_) progress_(rank, progress);
     };
     core_hooks.on_replaced = hooks_.on_replaced;
-    core_hooks.on_fault = [this](const FaultRecord& record) {
-      record_ = record;
-      if (hooks_.on_fault) hooks_.on_fault(record);
-    };
+    core_hooks.on_fault = hooks_.on_fault;
     core_ = std::make_unique<GroupCore>(
         options_,
         [this](const std::string& address, int32_t link) {
@@ -124,12 +121,7 @@ class WorkerGroup::Impl {
   Fault last_fault() const { return core_->last_fault(); }
 
   void OnReplayed(int64_t requests, int64_t tokens_recomputed) {
-    record_.requests_replayed = requests;
-    record_.tokens_recomputed = tokens_recomputed;
-    record_.replay =
-        absl::Now() - record_.detected - record_.abort - record_.replace - record_.join;
-    record_.outcome = "recovered";
-    if (hooks_.on_fault) hooks_.on_fault(record_);
+    core_->OnReplayed(requests, tokens_recomputed, absl::Now());
   }
 
   void Wake() {
@@ -344,7 +336,6 @@ class WorkerGroup::Impl {
   ProgressFn progress_;
   uint64_t epoch_ = 0;  // that the caller knows of
   bool result_taken_ = false;
-  FaultRecord record_;
   GroupCore::Phase published_ = GroupCore::Phase::kIdle;
   absl::Time next_view_ = absl::InfinitePast();
   std::unique_ptr<WorkerLauncher> launcher_;

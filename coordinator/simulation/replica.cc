@@ -100,9 +100,7 @@ class Replica::Transport : public StepTransport {
   }
   Fault last_fault() const override { return replica_->group_->last_fault(); }
   void OnReplayed(int64_t requests, int64_t tokens) override {
-    if (replica_->faults_.empty()) return;
-    replica_->faults_.back().requests_replayed = requests;
-    replica_->faults_.back().tokens_recomputed = tokens;
+    core().OnReplayed(requests, tokens, replica_->world_.now());
   }
 
   void Pump(const std::function<bool()>& done) { Pump(kTurn, done); }
