@@ -4,6 +4,13 @@
 # Does nothing when everything is there. Needs root (or sudo) only when something is missing.
 set -euo pipefail
 
+# The build gives every action a /tmp of its own, in which a checkout there would not be seen.
+case "$(cd "$(dirname "$0")/.." && pwd -P)/" in
+  /tmp/*)
+    echo "install_deps: this checkout is under /tmp, which the sandbox of the build hides from its actions; if the build says \"No such file or directory\", move it to another folder" >&2
+    ;;
+esac
+
 packages=(
   bazel-bootstrap bazel-platforms bazel-rules-java bazel-rules-proto bazel-skylib
   g++ make pkg-config git python3 ca-certificates

@@ -3,6 +3,7 @@
 #include "coordinator/group/worker_group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <iterator>
@@ -325,7 +326,7 @@ class WorkerGroup::Impl {
   std::condition_variable changed_;
   // Guarded by mu_:
   std::deque<RankEvent> events_;
-  bool woken_ = false;
+  std::atomic<bool> woken_{false};  // written with mu_ held, read without
   std::shared_ptr<ReplaceRequest> replace_;
 
   mutable std::mutex view_mu_;
