@@ -31,8 +31,10 @@ if $check_only; then
 fi
 
 tools/install_deps.sh
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
+# Not under /tmp, which the sandbox of the build hides.
+mkdir -p "$HOME/.cache"
+copy=$(mktemp -d "$HOME/.cache/lockstep-mutate.XXXXXX")
+trap 'bazel shutdown > /dev/null 2>&1 || true; rm -rf "$copy"' EXIT
 git ls-files -z | xargs -0 tar -cf - | tar -xf - -C "$copy"
 [ ! -f .bazelrc.user ] || cp .bazelrc.user "$copy"
 cd "$copy"
