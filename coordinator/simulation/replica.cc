@@ -327,7 +327,7 @@ bool Replica::RunToEnd(absl::Duration limit) {
     }
   }
   // What is under way goes on for a while: nothing may come of it.
-  for (int i = 0; i < 20; ++i) engine_->RunOnce();
+  for (int i = 0; i < 20 && group_->phase() != GroupCore::Phase::kBroken; ++i) engine_->RunOnce();
   return true;
 }
 
