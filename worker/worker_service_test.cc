@@ -161,6 +161,35 @@ TEST(WorkerService, CallsInTheWrongStateSayWhatWasExpected) {
   EXPECT_REFUSED(server.Call(&Stub::PrepareComm, prepare, &prepared), "STALE_TERM");
 }
 
+TEST(WorkerService, CallsOfAnOlderEpochAreRefusedAndChangeNothing) {
+  Server server;
+  ASSERT_TRUE(server.Load(LoadRequest(0, 1)).ok());
+  pb::PrepareCommRequest prepare;
+  prepare.set_term(1);
+  prepare.set_epoch(5);
+  pb::PrepareCommResponse prepared;
+  ASSERT_TRUE(server.Call(&Stub::PrepareComm, prepare, &prepared).ok());
+  prepare.set_epoch(4);
+  EXPECT_REFUSED(server.Call(&Stub::PrepareComm, prepare, &prepared), "STALE_EPOCH");
+  pb::InitCommRequest init;
+  init.set_term(1);
+  init.set_epoch(4);
+  pb::InitCommResponse joined;
+  EXPECT_REFUSED(server.Call(&Stub::InitComm, init, &joined), "STALE_EPOCH");
+  pb::ConfigureRequest configure;
+  configure.set_term(1);
+  configure.set_epoch(4);
+  pb::ConfigureResponse configured;
+  EXPECT_REFUSED(server.Call(&Stub::Configure, configure, &configured), "STALE_EPOCH");
+  pb::AbortCommRequest abort;
+  abort.set_term(1);
+  abort.set_epoch(4);
+  pb::AbortCommResponse aborted;
+  EXPECT_REFUSED(server.Call(&Stub::AbortComm, abort, &aborted), "STALE_EPOCH");
+  EXPECT_EQ(server.Health().state(), pb::COMM_INIT);
+  EXPECT_EQ(server.Health().identity().epoch(), 5u);
+}
+
 TEST(WorkerService, LoadModelIsIdempotentAndExclusive) {
   Server server;
   std::promise<void> release;
