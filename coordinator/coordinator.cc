@@ -121,7 +121,8 @@ class Coordinator::Impl : public ServingBackend, public AdminBackend {
 
   absl::Status Healthy() const {
     absl::MutexLock lock(&mutex_);
-    return failure_;
+    if (!failure_.ok()) return failure_;
+    return engine_ == nullptr ? absl::OkStatus() : engine_->Failure();
   }
   std::vector<FaultRecord> FaultRecords() const { return faults_.records(); }
 
@@ -689,9 +690,6 @@ void Coordinator::Stop() { impl_->Stop(); }
 void Coordinator::EndCalls() { impl_->EndCalls(); }
 std::string Coordinator::Describe() const { return impl_->Describe(); }
 std::vector<FaultRecord> Coordinator::Faults() const { return impl_->FaultRecords(); }
-absl::Status Coordinator::ReplaceWorker(int rank, const std::string& reason) {
-  return impl_->ReplaceWorker(rank, reason);
-}
 Engine* Coordinator::engine() { return impl_->EngineOrNull(); }
 WorkerGroup* Coordinator::workers() { return impl_->GroupOrNull(); }
 

@@ -73,8 +73,8 @@ class Coordinator {
   // a failure the server goes on answering, with the cause.
   absl::Status Load();
 
-  // OK unless loading failed. A server whose workers cannot be brought together any more goes on
-  // answering, with the cause.
+  // OK unless loading failed, or the workers cannot be brought together any more: then why. The
+  // server goes on answering, with the cause.
   absl::Status Healthy() const;
 
   // The process answers and its step loop came round recently; true while the model is loading.
@@ -98,8 +98,6 @@ class Coordinator {
 
   // The last faults, oldest first.
   std::vector<FaultRecord> Faults() const;
-  // Gives up the worker of a rank, as after a fault: NOT_FOUND, FAILED_PRECONDITION.
-  absl::Status ReplaceWorker(int rank, const std::string& reason);
 
   // After Load; for tests and evaluation.
   Engine* engine();

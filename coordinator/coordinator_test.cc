@@ -288,6 +288,7 @@ TEST_F(CoordinatorTest, AServerThatGivesUpSaysSoAndGoesOnAnswering) {
   EXPECT_EQ(Status().state(), "FAILED");
   EXPECT_THAT(Status().state_detail(), HasSubstr("refused by the test"));
   EXPECT_EQ(CheckHealth("liveness"), HealthCheckResponse::SERVING);
+  EXPECT_EQ(ReasonOf(coordinator_->Healthy()), "RECOVERY_EXHAUSTED");
   EXPECT_EQ(Info(Generate()).reason(), "RECOVERY_EXHAUSTED");
 }
 

@@ -504,6 +504,7 @@ void Engine::Undrain() { impl_->SetDraining(false); }
 bool Engine::draining() const { return impl_->draining(); }
 bool Engine::idle() const { return impl_->idle(); }
 absl::Status Engine::Ready() const { return impl_->Ready(); }
+absl::Status Engine::Failure() const { return impl_->Failure(); }
 EngineStats Engine::stats() const { return impl_->stats(); }
 absl::Time Engine::LastTick() const { return impl_->LastTick(); }
 absl::StatusOr<std::vector<RequestInfo>> Engine::ListRequests() {

@@ -119,6 +119,9 @@ class Engine {
   // loop.
   absl::Status Ready() const;
 
+  // Not OK once no step will ever run again: why.
+  absl::Status Failure() const;
+
   EngineStats stats() const;
 
   // When the step loop came round last: later than a few seconds ago unless it hangs. InfinitePast

@@ -118,7 +118,7 @@ Ending Serve(Coordinator* coordinator, ServiceNotifier* notifier) {
       notifier->Ready();
     }
     announced = true;
-    ending.failure = coordinator->Healthy();
+    ending.failure = load_status;
   }
   if (!load_ended) {
     // Nothing was accepted yet, and a load cannot be interrupted: the process ends with it.
@@ -134,8 +134,8 @@ Ending Serve(Coordinator* coordinator, ServiceNotifier* notifier) {
   return ending;
 }
 
-// Lets running requests finish. The signal that ended this early, or 0. An error when the engine
-// failed meanwhile: nothing runs any more.
+// Lets running requests finish. The signal that ended this early, or 0. An error when the workers
+// could not be brought together any more, now or before: requests were lost.
 absl::StatusOr<int> DrainFor(Coordinator* coordinator, absl::Duration timeout,
                              ServiceNotifier* notifier) {
   coordinator->Drain();
@@ -143,16 +143,16 @@ absl::StatusOr<int> DrainFor(Coordinator* coordinator, absl::Duration timeout,
   const absl::Time deadline = absl::Now() + timeout;
   while (!coordinator->Idle()) {
     Tell(*coordinator, notifier);
-    if (const absl::Status healthy = coordinator->Healthy(); !healthy.ok()) return healthy;
     if (absl::Now() >= deadline) {
       LogWarning("the shutdown timeout is over: requests that still run are ended");
-      return 0;
+      break;
     }
     if (const int signal = WaitForSignal(kPoll); signal != 0) {
       LogWarning("second signal: requests that still run are ended");
       return signal;
     }
   }
+  RETURN_IF_ERROR(coordinator->Healthy());
   return 0;
 }
 

@@ -28,8 +28,8 @@ void BlockStopSignals();
 // Serves until SIGTERM or SIGINT. Then new requests are refused and running ones get up to
 // shutdown_timeout to finish; after that, or at a second signal, they end with UNAVAILABLE; a third
 // signal ends the process at once. Returns the exit code: 0 after SIGTERM, 130 after SIGINT, 1 when
-// a second SIGTERM cut requests short or when loading failed, 3 when a worker could not be reached
-// (the cause is on stderr).
+// a second SIGTERM cut requests short, when loading failed or the workers had been given up, 3 when
+// a worker could not be reached (the cause is on stderr).
 int RunServer(const CoordinatorOptions& coordinator, const ServeLoopOptions& options);
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,7 +18,9 @@
 #include "coordinator/group/fake_worker_service.h"
 #include "coordinator/service_notifier.h"
 #include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "proto/inference.grpc.pb.h"
 
 namespace lockstep {
 namespace {
@@ -130,6 +133,40 @@ TEST(ServeLoopTest, AServiceManagerFollowsTheServersLife) {
   EXPECT_EQ(manager.Until("STOPPING=1"), "STOPPING=1");
   server.join();
   EXPECT_EQ(exit_code, 0);
+}
+
+// It goes on answering, with the cause, and its end is no success.
+TEST(ServeLoopTest, AServerThatGaveUpItsWorkersStaysAndEndsWithOne) {
+  FakeWorkerFaults faults;
+  faults.refuse_step = 1;
+  FakeWorker worker(faults);
+  CoordinatorOptions options;
+  options.workers = {worker.Start()};
+  options.model_path = ::testing::TempDir();
+  options.port = 0;
+  options.group.recovery_budget = 0;
+  ServeLoopOptions loop;
+  Manager manager;
+  loop.notify.socket = manager.name();
+  loop.address_file = absl::StrCat(::testing::TempDir(), "/address");
+  int exit_code = -1;
+  std::thread server([&]() { exit_code = RunServer(options, loop); });
+  EXPECT_EQ(manager.Until("READY=1"), "READY=1");
+  std::string address;
+  std::ifstream(loop.address_file) >> address;
+  const auto stub = inference::v1::InferenceService::NewStub(
+      grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  for (int i = 0; i < 2; ++i) {
+    grpc::ClientContext context;
+    inference::v1::GenerateRequest request;
+    request.mutable_token_ids()->add_ids(1);
+    inference::v1::GenerateResult result;
+    EXPECT_EQ(stub->GenerateOnce(&context, request, &result).error_code(),
+              grpc::StatusCode::ABORTED);
+  }
+  ASSERT_EQ(kill(getpid(), SIGTERM), 0);
+  server.join();
+  EXPECT_EQ(exit_code, 1);
 }
 
 }  // namespace

@@ -81,6 +81,27 @@ TEST(Recovery, AWorkerKilledWhileNothingRunsIsReplaced) {
   EXPECT_THAT(serve->log(), HasSubstr("ended with signal 9"));
 }
 
+TEST(Recovery, AnOperatorHasAWorkerReplacedAndStreamsGoOn) {
+  ASSERT_OK_AND_ASSIGN(auto serve, ServeProcess::Start(Options(2)));
+  constexpr int kStreams = 4, kTokens = 80;
+  const std::vector<Answer> wanted = ReadAnswers(serve->inference(), kStreams, kTokens, 0, nullptr);
+  const pid_t before = serve->WorkerPid(1), other = serve->WorkerPid(0);
+  const std::vector<Answer> found = ReadAnswers(serve->inference(), kStreams, kTokens, 40, [&] {
+    grpc::ClientContext context;
+    admin::v1::ReplaceWorkerRequest request;
+    request.set_rank(1);
+    request.set_reason("it is old");
+    admin::v1::ReplaceWorkerResponse response;
+    EXPECT_TRUE(serve->admin()->ReplaceWorker(&context, request, &response).ok());
+  });
+  ExpectSameAnswers(found, wanted);
+  EXPECT_NE(serve->WorkerPid(1), before);
+  EXPECT_EQ(serve->WorkerPid(0), other);
+  ASSERT_EQ(serve->Faults().size(), 1u);
+  EXPECT_EQ(serve->Faults()[0].cause(), "operator");
+  EXPECT_THAT(serve->Faults()[0].detail(), HasSubstr("it is old"));
+}
+
 TEST(Recovery, ARequestThatKillsWorkersFailsAloneAndItsNeighboursFinish) {
   ServeProcess::Options options = Options(2);
   // Id 299 is in no other prompt, and hardly ever sampled by these.

@@ -35,6 +35,7 @@ class ServeProcess {
 
   inference::v1::InferenceService::Stub* inference() { return inference_.get(); }
   // Newest first.
+  admin::v1::AdminService::Stub* admin() { return admin_.get(); }
   std::vector<admin::v1::FaultRecord> Faults();
   ChildProcess& process() { return process_; }
   std::string log() const;

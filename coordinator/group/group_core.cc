@@ -249,8 +249,11 @@ void GroupCore::Reschedule(absl::Time now) {
     if (options_.recover && member.state != State::kConnecting &&
         member.state != State::kStarting) {
       if (member.beat == 0 && term_decided_) next_time_ = std::min(next_time_, member.beat_at);
-      next_time_ = std::min(
-          next_time_, std::max(now + absl::Milliseconds(1), member.last_answer + options_.lease));
+      // Leases are judged in these phases; in others an expired one is no reason to wake up.
+      if (phase_ == Phase::kLoading || phase_ == Phase::kJoining || phase_ == Phase::kRunning) {
+        next_time_ = std::min(
+            next_time_, std::max(now + absl::Milliseconds(1), member.last_answer + options_.lease));
+      }
     }
   };
   for (const auto& member : members_) consider(*member, false);
@@ -402,7 +405,6 @@ void GroupCore::AdvanceJoin(absl::Time now) {
 void GroupCore::OpenStreams(absl::Time now) {
   for (const auto& member : members_) {
     member->results.clear();
-    member->last_result = 0;
     member->stream = NextId();
     member->stream_open = true;
     member->link->OpenStream(member->stream);

@@ -143,13 +143,12 @@ class GroupCore {
     worker::v1::PrepareCommResponse prepared;
     uint64_t self_test = 0;
     uint64_t abort = 0;  // call of AbortComm that is open
-    bool ours = false;   // a process of the launcher
+    bool ours = false;   // a process of launcher_, which is there then
     bool exited = false;
     absl::Time exit_due = absl::InfinitePast();  // kAborting: waits so long to hear how it ended
     uint64_t stream = 0;
     bool stream_open = false;
     std::deque<worker::v1::StepResult> results;
-    uint64_t last_result = 0;
   };
 
   uint64_t NextId() { return ++last_id_; }
@@ -196,7 +195,9 @@ class GroupCore {
   absl::Status Exhausted(const absl::Status& last) const;
   // `fault` is why; the record at hand keeps the cause that began it.
   void ReplaceMember(int rank, const Fault& fault, absl::Time now);
-  void RestartSpare(size_t index, absl::Time now);
+  // Whatever comes back at `address`: a process that is started there when it is ours, else one
+  // that is waited for.
+  std::unique_ptr<Member> InPlaceOf(const std::string& address, bool ours, absl::Time now);
   bool WithinBudget(absl::Time now);
   void ReportFault(absl::string_view outcome);
   void Reschedule(absl::Time now);

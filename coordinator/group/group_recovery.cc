@@ -156,7 +156,9 @@ void GroupCore::OnProcessExit(Member* member, int rank, const ProcessExit& exit,
   if (rank < 0) {
     LogWarning("the spare worker at ", member->address, " ended with ", exit.outcome);
     for (size_t i = 0; i < spares_.size(); ++i) {
-      if (spares_[i].get() == member) return RestartSpare(i, now);
+      if (spares_[i].get() != member) continue;
+      spares_[i] = InPlaceOf(std::string(member->address), member->ours, now);
+      return;
     }
     return;
   }
@@ -307,7 +309,7 @@ void GroupCore::FinishAbort(absl::Time now) {
   // Ended now, so that nothing of it can reach the next epoch.
   for (const int rank : lost_) {
     const Member& member = *members_[static_cast<size_t>(rank)];
-    if (launcher_ != nullptr && member.ours && !member.exited) launcher_->Kill(member.address);
+    if (member.ours && !member.exited) launcher_->Kill(member.address);
   }
   WaitThenRecover(now);
 }
@@ -383,8 +385,12 @@ void GroupCore::Recover(absl::Time now) {
     if (lost.count(rank) != 0) {
       ReplaceMember(rank, record_.fault, now);
       if (phase_ != Phase::kLoading) return;
-    } else {
-      members_[static_cast<size_t>(rank)]->state = State::kConnected;
+      continue;
+    }
+    // One that is still being started or looked for goes on with that.
+    Member* member = members_[static_cast<size_t>(rank)].get();
+    if (member->state != State::kStarting && member->state != State::kConnecting) {
+      member->state = State::kConnected;
     }
   }
 }
@@ -398,58 +404,41 @@ GroupCore::Member* GroupCore::WaitingSpare(absl::Time now) {
   return nullptr;
 }
 
-void GroupCore::RestartSpare(size_t index, absl::Time now) {
-  Member* spare = spares_[index].get();
-  const std::string address = spare->address;
-  if (launcher_ != nullptr && spare->ours) {
-    auto fresh = std::make_unique<Member>();
-    fresh->address = address;
-    fresh->link_id = ++last_link_;
-    fresh->state = State::kStarting;
-    fresh->last_answer = now;
-    spares_[index] = std::move(fresh);
-    launcher_->Restart(address, spares_[index]->link_id);
-  } else {
-    spares_[index] = MakeMember(address, now);
-  }
+std::unique_ptr<GroupCore::Member> GroupCore::InPlaceOf(const std::string& address, bool ours,
+                                                        absl::Time now) {
+  if (!ours) return MakeMember(address, now);
+  auto member = std::make_unique<Member>();
+  member->address = address;
+  member->link_id = ++last_link_;
+  member->state = State::kStarting;
+  member->last_answer = now;
+  launcher_->Restart(address, member->link_id);
+  return member;
 }
 
 void GroupCore::ReplaceMember(int rank, const Fault& fault, absl::Time now) {
   std::unique_ptr<Member>& place = members_[static_cast<size_t>(rank)];
   if (hooks_.on_replaced) hooks_.on_replaced(rank, fault);
   record_.replaced_ranks.push_back(rank);
-  std::unique_ptr<Member> old = std::move(place);
-  const bool ours = old->ours && launcher_ != nullptr;
-  if (ours) launcher_->Kill(old->address);
+  const std::string address = place->address;
+  const bool ours = place->ours;
+  if (ours) launcher_->Kill(address);
   Member* spare = options_.prefer_spares ? WaitingSpare(now) : nullptr;
-  const auto fresh = [&]() {
-    auto member = std::make_unique<Member>();
-    member->address = old->address;
-    member->link_id = ++last_link_;
-    member->state = State::kStarting;
-    member->last_answer = now;
-    return member;
-  };
-  if (spare != nullptr) {
-    for (auto& held : spares_) {
-      if (held.get() != spare) continue;
-      place = std::move(held);
-      // The place of the spare goes to whatever comes back where the rank was lost.
-      held = ours ? fresh() : MakeMember(old->address, now);
-      if (ours) launcher_->Restart(old->address, held->link_id);
-      break;
-    }
-    LogInfo("rank ", rank, " goes to the spare worker at ", place->address);
+  if (spare == nullptr) {
+    place = InPlaceOf(address, ours, now);
+    LogInfo("rank ", rank,
+            ours ? ": a worker is started in place of the one at " : ": waiting for a worker at ",
+            address);
     return;
   }
-  if (ours) {
-    place = fresh();
-    launcher_->Restart(old->address, place->link_id);
-    LogInfo("rank ", rank, ": a worker is started in place of the one at ", old->address);
-    return;
+  for (auto& held : spares_) {
+    if (held.get() != spare) continue;
+    place = std::move(held);
+    // The place of the spare goes to whatever comes back where the rank was lost.
+    held = InPlaceOf(address, ours, now);
+    break;
   }
-  place = MakeMember(old->address, now);
-  LogInfo("rank ", rank, ": waiting for a worker at ", old->address);
+  LogInfo("rank ", rank, " goes to the spare worker at ", place->address);
 }
 
 void GroupCore::OnReplayed(int64_t requests, int64_t tokens_recomputed, absl::Time now) {

@@ -141,6 +141,28 @@ TEST(Simulation, SeedsKeepEveryInvariant) {
   EXPECT_GT(totals.checked, num_seeds);
 }
 
+// One replacement cannot load while the process of the other is still being started.
+TEST(Simulation, ReplacementsOfTwoRanksMayFailAtDifferentTimes) {
+  SetLogLevel(Severity::kError);
+  ReplicaOptions options;
+  options.ranks = 2;
+  options.engine = testing::SmallEngine();
+  Replica replica(1, options);
+  World* world = replica.world();
+  ASSERT_TRUE(replica.Start());
+  replica.Submit(absl::ZeroDuration(), testing::MakeSpec("r", testing::MakePrompt(30, 1), 200));
+  world->At(absl::Milliseconds(50), [world] { world->OfRank(0)->Strike(FaultKind::kKill); });
+  world->At(absl::Milliseconds(450), [world] { world->OfRank(1)->Strike(FaultKind::kKill); });
+  world->AddRule([](SimWorker* worker, Point at, int rank) {
+    if (at != Point::kLoad || rank != 0) return true;
+    worker->Strike(FaultKind::kNoMemory);
+    return false;
+  });
+  ASSERT_TRUE(replica.RunToEnd(absl::Minutes(30)));
+  EXPECT_EQ(replica.Breach(), "");
+  EXPECT_TRUE(replica.outcomes()[0].sink->status().ok()) << replica.outcomes()[0].sink->status();
+}
+
 TEST(Simulation, ARequestThatCrashesWorkersFailsAloneAndNobodyElseDoes) {
   SetLogLevel(Severity::kError);
   constexpr int32_t kPoison = 999999;
